@@ -1,0 +1,252 @@
+// C[m,n] = A[m,k] · B[k,n] on Hopper: the page to read first, in time order.
+//
+// One producer warpgroup keeps a ring of stages in shared memory filled by TMA; consumer warpgroups multiply them with
+// WGMMA and store the result. Two barriers a stage connect them: `full` (TMA has delivered it) and `empty` (every
+// consumer that reads what this CTA multicasts has let go of it). The grid is persistent: each cluster takes tile after
+// tile, and the producer runs ahead into the next tile while the consumers store the last one.
+#pragma once
+#include "config.cuh"
+#include "epilogue.cuh"
+#include "operand.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "raster.cuh"
+#include "wgmma_mma_async.cuh"
+
+// What a launch says: sizes in elements; `out` and its row stride are used where TMA cannot store.
+struct Arguments {
+    uint8_t* out;
+    int64_t out_row_stride;
+    int m;
+    int n;
+    int k;
+};
+
+template <KernelSpec SPEC, KernelConfig CONFIG>
+struct Gemm : Legal<SPEC, CONFIG> {
+    using TileA = OperandTile<SPEC.a_major, SPEC.a_dtype, CONFIG.block_m, CONFIG.block_k, CONFIG.cluster_n>;
+    using TileB = OperandTile<SPEC.b_major, SPEC.b_dtype, CONFIG.block_n, CONFIG.block_k, CONFIG.cluster_m>;
+    using Store = TmaStore<SPEC, CONFIG>;
+    static constexpr int MMA_K = MMA_K_BYTES / dtype_bytes(SPEC.a_dtype);
+    static constexpr int M_STEPS = CONFIG.consumer_m() / MMA_M;
+    static constexpr int N = CONFIG.consumer_n();
+    static constexpr int STORE_BYTES = CONFIG.consumers * CONFIG.store_stages * Store::BUFFER_BYTES;
+
+    struct alignas(SWIZZLE_ATOM_BYTES) SharedStorage {
+        uint8_t a[CONFIG.stages][TileA::BYTES];
+        uint8_t b[CONFIG.stages][TileB::BYTES];
+        uint8_t store[STORE_BYTES > 0 ? STORE_BYTES : 16];
+        uint64_t full[CONFIG.stages];
+        uint64_t empty[CONFIG.stages];
+    };
+
+    // Position in the ring: the slot, and the parity of the phase its barriers are in.
+    struct RingPosition {
+        uint32_t slot = 0;
+        uint32_t parity = 0;
+        __device__ __forceinline__ void advance() {
+            if (++slot == CONFIG.stages) {
+                slot = 0;
+                parity ^= 1;
+            }
+        }
+    };
+
+    // Which tiles this CTA computes: its cluster's share of the grid, and its own place in the cluster.
+    struct Schedule {
+        int tiles_m, tiles_n, rank_m, rank_n, first, step;
+
+        __device__ __forceinline__ Schedule(const Arguments& args) {
+            const int rank = CONFIG.cluster_size() == 1 ? 0 : static_cast<int>(cluster_cta_rank());
+            rank_m = rank % CONFIG.cluster_m;
+            rank_n = rank / CONFIG.cluster_m;
+            tiles_m = ceil_div(args.m, CONFIG.block_m * CONFIG.cluster_m);
+            tiles_n = ceil_div(args.n, CONFIG.block_n * CONFIG.cluster_n);
+            first = blockIdx.x / CONFIG.cluster_size();
+            step = gridDim.x / CONFIG.cluster_size();
+        }
+        __device__ __forceinline__ int count() const { return tiles_m * tiles_n; }
+        __device__ __forceinline__ TileIndex element(int t) const {
+            const TileIndex tile = tile_at<CONFIG>(t, tiles_m, tiles_n);
+            return {(tile.m * CONFIG.cluster_m + rank_m) * CONFIG.block_m,
+                    (tile.n * CONFIG.cluster_n + rank_n) * CONFIG.block_n};
+        }
+    };
+
+    __device__ __forceinline__ static void init_barriers(SharedStorage& shared) {
+        // A slot is free again when the consumers of all CTAs that receive a slice of A or B from this one say so:
+        // the CTAs of its cluster row and of its cluster column, itself counted once.
+        constexpr int SHARERS = CONFIG.cluster_m + CONFIG.cluster_n - 1;
+        for (int slot = 0; slot < CONFIG.stages; ++slot) {
+            mbarrier_init(&shared.full[slot], 1);
+            mbarrier_init(&shared.empty[slot], CONFIG.consumers * SHARERS);
+        }
+        fence_mbarrier_init();
+    }
+
+    // One thread: waits for a free slot, announces the bytes, starts the copies.
+    __device__ __forceinline__ static void produce(SharedStorage& shared, const CUtensorMap* map_a,
+                                                   const CUtensorMap* map_b, const Arguments& args,
+                                                   const Schedule& schedule) {
+        // Rank is rank_m + cluster_m · rank_n: a cluster row (same rank_m) shares A, a column (same rank_n) shares B.
+        uint16_t row_mask = 0;
+        for (int peer = 0; peer < CONFIG.cluster_n; ++peer) row_mask |= 1u << (schedule.rank_m + CONFIG.cluster_m * peer);
+        const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (CONFIG.cluster_m * schedule.rank_n);
+        RingPosition ring;
+        for (int t = schedule.first; t < schedule.count(); t += schedule.step) {
+            const TileIndex tile = schedule.element(t);
+            for (int k = 0; k < args.k; k += CONFIG.block_k) {
+                // Wait for the consumers (of all sharers) to let go of the slot; passes at once the first time round.
+                mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
+                uint64_t* full = &shared.full[ring.slot];
+                // Whole boxes are counted, also where they hang over the edge: TMA fills those with zeros. The peers'
+                // slices count too; they may arrive before this announcement, which leaves the phase open.
+                mbarrier_arrive_expect_tx(full, TileA::BYTES + TileB::BYTES);
+                TileA::load(shared.a[ring.slot], map_a, full, tile.m, k, schedule.rank_n, row_mask);
+                TileB::load(shared.b[ring.slot], map_b, full, tile.n, k, schedule.rank_m, column_mask);
+                ring.advance();
+            }
+        }
+    }
+
+    // Tells every producer that writes into this CTA's slot (its cluster row and column) that this consumer is done.
+    __device__ __forceinline__ static void release(SharedStorage& shared, uint32_t slot, const Schedule& schedule) {
+        const int thread = threadIdx.x % WARPGROUP;
+        if constexpr (CONFIG.cluster_size() == 1) {
+            if (thread == 0) mbarrier_arrive(&shared.empty[slot]);
+        } else {
+            const bool in_column = thread / CONFIG.cluster_m == schedule.rank_n;
+            const bool in_row = thread % CONFIG.cluster_m == schedule.rank_m;
+            if (thread < CONFIG.cluster_size() && (in_column || in_row)) {
+                mbarrier_arrive_remote(&shared.empty[slot], thread);
+            }
+        }
+    }
+
+    // Issues the WGMMAs of one stage. `accumulate` is false for the first stage of a tile, which overwrites.
+    __device__ __forceinline__ static void multiply(const uint8_t* a, const uint8_t* b, float (&d)[M_STEPS][N / 2],
+                                                    int row, int column, bool accumulate) {
+        constexpr int TRANSPOSE_A = SPEC.a_major == Major::mn;
+        constexpr int TRANSPOSE_B = SPEC.b_major == Major::mn;
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < CONFIG.block_k; k += MMA_K) {
+            const uint64_t descriptor_b = TileB::descriptor(b, column, k);
+#pragma unroll
+            for (int step = 0; step < M_STEPS; ++step) {
+                const uint64_t descriptor_a = TileA::descriptor(a, row + step * MMA_M, k);
+                wgmma_mma_async<TRANSPOSE_A, TRANSPOSE_B>(d[step], descriptor_a, descriptor_b, accumulate || k > 0);
+            }
+        }
+        wgmma_commit_group();
+    }
+
+    // One warpgroup: multiplies stage after stage, lets each go, and stores the tile.
+    __device__ __forceinline__ static void consume(SharedStorage& shared, const CUtensorMap* map_c,
+                                                   const Arguments& args, const Schedule& schedule, int consumer) {
+        const int row = CONFIG.split_n ? 0 : consumer * CONFIG.consumer_m();
+        const int column = CONFIG.split_n ? consumer * N : 0;
+        uint8_t* buffers = shared.store + consumer * CONFIG.store_stages * Store::BUFFER_BYTES;
+        uint32_t store_turn = 0;
+        float d[M_STEPS][N / 2];
+        RingPosition ring;
+        for (int t = schedule.first; t < schedule.count(); t += schedule.step) {
+            uint32_t previous = ring.slot;
+            for (int k = 0; k < args.k; k += CONFIG.block_k) {
+                // Wait for TMA to deliver the slot.
+                mbarrier_wait(&shared.full[ring.slot], ring.parity);
+                multiply(shared.a[ring.slot], shared.b[ring.slot], d, row, column, k > 0);
+                // Let go of the newest slot that no WGMMA in flight still reads.
+                wgmma_wait_group<CONFIG.wait_depth>();
+                if constexpr (CONFIG.wait_depth == 0) {
+                    release(shared, ring.slot, schedule);
+                } else {
+                    if (k > 0) release(shared, previous, schedule);
+                    previous = ring.slot;
+                }
+                ring.advance();
+            }
+            if constexpr (CONFIG.wait_depth > 0) {
+                wgmma_wait_group<0>();
+                release(shared, previous, schedule);
+            }
+            const TileIndex tile = schedule.element(t);
+#pragma unroll
+            for (int step = 0; step < M_STEPS; ++step) {
+#pragma unroll
+                for (int i = 0; i < N / 2; ++i) pin_register(d[step][i]);
+                const int m = tile.m + row + step * MMA_M;
+                if constexpr (CONFIG.store_stages > 0) {
+                    Store::template store<N>(d[step], map_c, buffers, store_turn, m, tile.n + column, consumer);
+                } else {
+                    DirectStore<SPEC.out_dtype>::template store<N>(d[step], args.out, args.out_row_stride, m,
+                                                                   tile.n + column, args.m, args.n);
+                }
+            }
+        }
+        // Shared memory must outlive TMA's reads of it.
+        if constexpr (CONFIG.store_stages > 0) {
+            if (threadIdx.x % WARPGROUP == 0) bulk_wait_group_read<0>();
+        }
+    }
+
+    __device__ __forceinline__ static void run(const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                               const CUtensorMap* map_c, const Arguments& args) {
+        // The runtime aligns dynamic shared memory to 16 bytes only; the launch asks for one atom more.
+        extern __shared__ uint8_t dynamic_shared[];
+        const uint32_t base = shared_address(dynamic_shared);
+        const uint32_t padding = (SWIZZLE_ATOM_BYTES - base % SWIZZLE_ATOM_BYTES) % SWIZZLE_ATOM_BYTES;
+        SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared + padding);
+        const Schedule schedule(args);
+        const int warpgroup = threadIdx.x / WARPGROUP;
+
+        if (threadIdx.x == 0) {
+            prefetch_tensormap(map_a);
+            prefetch_tensormap(map_b);
+            if constexpr (CONFIG.store_stages > 0) prefetch_tensormap(map_c);
+            init_barriers(shared);
+        }
+        // No CTA may signal or multicast into another before the barriers there exist.
+        if constexpr (CONFIG.cluster_size() > 1) {
+            cluster_arrive();
+            cluster_wait();
+        } else {
+            __syncthreads();
+        }
+
+        if (warpgroup == 0) {
+            // Every warp of the producer gives up registers, also the three that only wait.
+            setmaxnreg_dec<CONFIG.producer_registers>();
+            if (threadIdx.x == 0) produce(shared, map_a, map_b, args, schedule);
+        } else {
+            setmaxnreg_inc<CONFIG.consumer_registers()>();
+            consume(shared, map_c, args, schedule, warpgroup - 1);
+        }
+
+        // No CTA may leave while a peer can still signal its barriers: all loads into it have been consumed by now, and
+        // this waits for the peers' last arrivals.
+        if constexpr (CONFIG.cluster_size() > 1) {
+            __syncwarp();
+            cluster_arrive();
+            cluster_wait();
+        }
+    }
+};
+
+template <KernelSpec SPEC, KernelConfig CONFIG>
+__global__ void __launch_bounds__(CONFIG.threads(), 1)
+    gemm_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
+    static_assert(CONFIG.cluster_size() == 1);
+    Gemm<SPEC, CONFIG>::run(&map_a, &map_b, &map_c, args);
+}
+
+// The same with a cluster. A kernel without one carries no cluster attribute: even 1x1x1 costs speed (H100, CUTLASS
+// issue 1673).
+template <KernelSpec SPEC, KernelConfig CONFIG>
+__global__ void __launch_bounds__(CONFIG.threads(), 1) __cluster_dims__(CONFIG.cluster_size(), 1, 1)
+    gemm_cluster_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                        const __grid_constant__ CUtensorMap map_c, const __grid_constant__ Arguments args) {
+    static_assert(CONFIG.cluster_size() > 1);
+    Gemm<SPEC, CONFIG>::run(&map_a, &map_b, &map_c, args);
+}

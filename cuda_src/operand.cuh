@@ -1,0 +1,53 @@
+// One operand's tile in shared memory: how TMA fills it, alone or in slices for a cluster, and how WGMMA reads it.
+//
+// A tile is a row of slabs, each 128 bytes wide with the 128-byte swizzle:
+//   k-major   a slab holds all ROWS rows and 128 bytes of k:   [slab][row][k within the slab]
+//   mn-major  a slab holds all of block_k and 128 bytes of mn: [slab][k][mn within the slab]
+#pragma once
+#include "config.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+template <Major MAJOR, DType DTYPE, int ROWS, int BLOCK_K, int PEERS>
+struct OperandTile {
+    static constexpr int SPAN = SWIZZLE_BYTES / dtype_bytes(DTYPE);
+    static constexpr int SLABS = MAJOR == Major::k ? BLOCK_K / SPAN : ceil_div(ROWS, SPAN);
+    static constexpr int SLAB_ROWS = MAJOR == Major::k ? ROWS : BLOCK_K;
+    static constexpr int SLAB_BYTES = SLAB_ROWS * SWIZZLE_BYTES;
+    static constexpr int BYTES = SLABS * SLAB_BYTES;
+
+    // The PEERS CTAs that share the tile load a slice each: whole slabs where they divide evenly, else rows of all slabs.
+    static constexpr bool BY_SLAB = MAJOR == Major::mn && SLABS % PEERS == 0;
+    static constexpr int BOX_ROWS = BY_SLAB ? SLAB_ROWS : SLAB_ROWS / PEERS;
+    static constexpr int BOXES = BY_SLAB ? SLABS / PEERS : SLABS;
+
+    // Starts the copies of slice `peer` of the tile at element (mn, k) into every CTA of `mask`.
+    __device__ __forceinline__ static void load(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, int mn, int k,
+                                                int peer, uint16_t mask) {
+#pragma unroll
+        for (int box = 0; box < BOXES; ++box) {
+            const int slab = BY_SLAB ? peer * BOXES + box : box;
+            const int row = BY_SLAB ? 0 : peer * BOX_ROWS;
+            const int x = (MAJOR == Major::k ? k : mn) + slab * SPAN;
+            const int y = (MAJOR == Major::k ? mn : k) + row;
+            uint8_t* target = tile + slab * SLAB_BYTES + row * SWIZZLE_BYTES;
+            if constexpr (PEERS == 1) {
+                tma_load_2d(map, barrier, target, x, y);
+            } else {
+                tma_load_2d_multicast(map, barrier, target, x, y, mask);
+            }
+        }
+    }
+
+    // The descriptor of the part that starts at row `mn` and column `k` of the tile. mn: a multiple of 8 (k-major) or
+    // of SPAN (mn-major); k: a multiple of one instruction's depth.
+    __device__ __forceinline__ static uint64_t descriptor(const uint8_t* tile, int mn, int k) {
+        if constexpr (MAJOR == Major::k) {
+            const int offset = k / SPAN * SLAB_BYTES + mn * SWIZZLE_BYTES + k % SPAN * dtype_bytes(DTYPE);
+            return wgmma_descriptor(shared_address(tile + offset), 16, SWIZZLE_ATOM_BYTES);
+        } else {
+            const int offset = mn / SPAN * SLAB_BYTES + k * SWIZZLE_BYTES;
+            return wgmma_descriptor(shared_address(tile + offset), SLAB_BYTES, SWIZZLE_ATOM_BYTES);
+        }
+    }
+};

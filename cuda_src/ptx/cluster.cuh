@@ -1,0 +1,32 @@
+// Clusters, named barriers and register reallocation: one function an instruction.
+#pragma once
+#include "ptx/types.cuh"
+
+__device__ __forceinline__ uint32_t cluster_cta_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// A barrier of `threads` threads of the CTA; identifier 0 is __syncthreads().
+__device__ __forceinline__ void barrier_sync(uint32_t identifier, uint32_t threads) {
+    asm volatile("barrier.sync.aligned %0, %1;" ::"r"(identifier), "r"(threads) : "memory");
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}

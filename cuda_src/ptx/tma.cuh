@@ -1,0 +1,47 @@
+// Bulk tensor copies between global and shared memory: one function an instruction
+// (PTX ISA, "cp.async.bulk.tensor"). Coordinates are in elements, the contiguous axis first.
+#pragma once
+#include "ptx/types.cuh"
+
+__device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+__device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier, void* shared, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
+            "r"(shared_address(shared)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+        : "memory");
+}
+
+// Writes to the same offset, and signals the barrier at the same offset, in every CTA whose bit is set in `mask`.
+__device__ __forceinline__ void tma_load_2d_multicast(const CUtensorMap* map, uint64_t* barrier, void* shared, int x,
+                                                      int y, uint16_t mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(shared)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(mask)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void* shared, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(shared_address(shared)), "r"(x), "r"(y)
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_commit_group() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until at most PENDING of this thread's bulk groups still have to read shared memory.
+template <int PENDING>
+__device__ __forceinline__ void bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Orders this thread's ordinary shared-memory writes before later accesses by TMA and WGMMA (the async proxy).
+__device__ __forceinline__ void fence_proxy_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}

@@ -1,0 +1,197 @@
+"""From a spec and a config to a cubin: NVRTC for sm_90a, no GPU needed, and an on-disk cache shared by all processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cupygemm import kernel_source, settings
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.errors import CompileError
+from cupygemm.kernel_source import source_digest
+
+__all__ = ["CompiledKernel", "compile_kernel", "compile_program", "nvrtc_version", "source_digest"]
+
+OPTIONS = ("-arch=sm_90a", "-std=c++20", "-default-device", "--ptxas-options=-v")
+"""NVRTC's options. A cubin for sm_90a, not PTX: an NVRTC newer than the driver makes PTX that the driver refuses."""
+
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
+_ADVISORY = re.compile(r"\b(C7[56]\d\d)\b")
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A cubin on disk and what ptxas said of it.
+
+    Attributes:
+        cubin: the file, in the cache.
+        lowered_name: the mangled name of its entry.
+        registers: per thread at launch.
+        spill_bytes: spill stores plus spill loads of one thread, bytes.
+        advisories: codes C75xx: WGMMAs serialised, setmaxnreg ignored. Not empty means: not the kernel that was asked
+            for.
+    """
+
+    spec: KernelSpec
+    config: KernelConfig
+    cubin: Path
+    lowered_name: str
+    registers: int
+    spill_bytes: int
+    advisories: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What NVRTC made of one translation unit."""
+
+    cubin: bytes
+    lowered_name: str
+    log: str
+
+
+def compile_kernel(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
+    """The kernel for `spec` and `config`, from the cache or compiled into it.
+
+    Safe under many processes at once: entries are written under a temporary name and renamed, and two processes that
+    compile the same kernel write the same entry.
+
+    Raises:
+        CompileError: NVRTC is missing or refused the source; `log` has its words.
+    """
+    entry = settings.cache_dir() / "kernels" / cache_key(spec, config)
+    found = _read_entry(entry, spec, config)
+    if found is not None:
+        return found
+    program = compile_program(kernel_source.name_expression(spec, config), sources(spec, config))
+    _write_atomically(entry.with_suffix(".cubin"), program.cubin)
+    # The description is renamed into place last: where it exists, the cubin that it describes does too.
+    description = {
+        "lowered_name": program.lowered_name,
+        "cubin_sha256": hashlib.sha256(program.cubin).hexdigest(),
+        "log": program.log,
+    }
+    _write_atomically(entry.with_suffix(".json"), json.dumps(description, indent=1).encode())
+    return _describe(entry, spec, config, description)
+
+
+def sources(spec: KernelSpec, config: KernelConfig) -> dict[str, str]:
+    """All headers that the kernel includes, the generated one among them, by name."""
+    return {**kernel_source.cuda_sources(), kernel_source.WGMMA_HEADER: kernel_source.wgmma_header(spec, config)}
+
+
+def cache_key(spec: KernelSpec, config: KernelConfig) -> str:
+    """Everything that decides the cubin, as 32 hex digits."""
+    parts = (source_digest(), kernel_source.name_expression(spec, config), nvrtc_version(), *OPTIONS)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def nvrtc_version() -> str:
+    """ "major.minor" of the NVRTC library.
+
+    Raises:
+        CompileError: NVRTC cannot be loaded.
+    """
+    nvrtc = _nvrtc()
+    return "{}.{}".format(*_checked(nvrtc, nvrtc.nvrtcVersion()))
+
+
+def compile_program(name_expression: str, headers: Mapping[str, str], program: str = kernel_source.PROGRAM) -> Program:
+    """Compiles one translation unit whose includes are all in `headers`; no file is read.
+
+    Raises:
+        CompileError: NVRTC is missing or refused the source; `log` has its words.
+    """
+    nvrtc = _nvrtc()
+    texts = [text.encode() for text in headers.values()]
+    names = [name.encode() for name in headers]
+    handle = _checked(nvrtc, nvrtc.nvrtcCreateProgram(program.encode(), b"gemm.cu", len(texts), texts, names))[0]
+    try:
+        _checked(nvrtc, nvrtc.nvrtcAddNameExpression(handle, name_expression.encode()))
+        options = [option.encode() for option in OPTIONS]
+        (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
+        log = _text(nvrtc, handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(f"NVRTC refused the kernel: {_first_error(log)}", log)
+        lowered = _checked(nvrtc, nvrtc.nvrtcGetLoweredName(handle, name_expression.encode()))[0].decode()
+        cubin = _text(nvrtc, handle, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+    finally:
+        nvrtc.nvrtcDestroyProgram(handle)
+    return Program(cubin, lowered, log.rstrip("\0"))
+
+
+@cache
+def _nvrtc() -> ModuleType:
+    try:
+        # Loaded here because everything but compiling works without a CUDA wheel.
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise CompileError("NVRTC's bindings are not installed: pip install 'cupygemm[cu13]'") from error
+    return nvrtc
+
+
+def _checked(nvrtc: ModuleType, result: tuple[Any, ...]) -> tuple[Any, ...]:
+    status, *values = result
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CompileError(f"NVRTC: {status.name}")
+    return tuple(values)
+
+
+def _text(nvrtc: ModuleType, handle: Any, size_of: Any, read: Any) -> bytes:
+    (size,) = _checked(nvrtc, size_of(handle))
+    buffer = bytearray(b" " * size)
+    _checked(nvrtc, read(handle, buffer))
+    return bytes(buffer)
+
+
+def _first_error(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if "error" in line.lower()]
+    return lines[0] if lines else "no message in its log"
+
+
+def _read_entry(entry: Path, spec: KernelSpec, config: KernelConfig) -> CompiledKernel | None:
+    try:
+        description = json.loads(entry.with_suffix(".json").read_bytes())
+        cubin = entry.with_suffix(".cubin").read_bytes()
+        if hashlib.sha256(cubin).hexdigest() != description["cubin_sha256"]:
+            return None
+        return _describe(entry, spec, config, description)
+    except (OSError, ValueError, KeyError, TypeError):
+        # Missing, cut short or not ours: compiled anew and replaced.
+        return None
+
+
+def _describe(entry: Path, spec: KernelSpec, config: KernelConfig, description: dict[str, str]) -> CompiledKernel:
+    log = description["log"]
+    registers = _REGISTERS.search(log)
+    return CompiledKernel(
+        spec=spec,
+        config=config,
+        cubin=entry.with_suffix(".cubin"),
+        lowered_name=description["lowered_name"],
+        registers=int(registers[1]) if registers else 0,
+        spill_bytes=sum(map(int, _SPILLS.findall(log))),
+        advisories=tuple(sorted(set(_ADVISORY.findall(log)))),
+    )
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,320 @@
+"""What is compiled: `KernelSpec` (fixed by the problem), `KernelConfig` (searched), and what of it is legal.
+
+`cuda_src/config.cuh` declares the same two structs with the same fields in the same order, and repeats the part of
+`illegal_reason` that does not depend on the device as static_asserts. tests/nvrtc proves that the two sides agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple, Self
+
+from cupygemm.device import DeviceSpec
+from cupygemm.errors import ConfigError
+from cupygemm.problem import DTYPE_BYTES, Problem
+
+SWIZZLE_BYTES = 128
+"""Width of the 128-byte swizzle: the contiguous extent of every operand slab in shared memory."""
+SWIZZLE_ATOM_BYTES = 1024
+"""Eight rows of 128 bytes, the unit in which the swizzle pattern repeats; every tile starts at a multiple of it."""
+WARPGROUP = 128
+"""Threads in a warpgroup."""
+MMA_M = 64
+"""Rows of one WGMMA instruction (PTX ISA, wgmma.mma_async: M is always 64)."""
+TMA_ALIGNMENT = 16
+"""Bytes to which TMA wants base addresses and row strides aligned (cuTensorMapEncodeTiled)."""
+MAX_STAGES = 16
+MAX_CLUSTER = 8
+"""Largest portable cluster, in CTAs."""
+MIN_PRODUCER_REGISTERS = 24
+MAX_REGISTERS = 255
+"""Most registers a thread can name; setmaxnreg itself takes multiples of 8 from 24 to 256."""
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """What a `Problem` fixes at compile time.
+
+    Attributes:
+        a_dtype, b_dtype, out_dtype: names in `problem.DTYPE_BYTES`.
+        a_major, b_major: the contiguous axis of each operand: "k" or "mn".
+        accumulate, scales, epilogue: as in `Problem`.
+        out_aligned: whether the rows of the result meet TMA's 16-byte rule.
+    """
+
+    a_dtype: str
+    b_dtype: str
+    out_dtype: str
+    a_major: str
+    b_major: str
+    accumulate: str
+    scales: str
+    epilogue: str
+    out_aligned: bool
+
+    @classmethod
+    def of(cls, problem: Problem) -> Self:
+        """The spec that follows from a problem whose result is stored row-major without gaps."""
+        out_row_bytes = problem.n * DTYPE_BYTES[problem.out_dtype]
+        return cls(
+            a_dtype=problem.a_dtype,
+            b_dtype=problem.b_dtype,
+            out_dtype=problem.out_dtype,
+            a_major="k" if problem.layout[0] == "n" else "mn",
+            b_major="mn" if problem.layout[1] == "n" else "k",
+            accumulate=problem.accumulate,
+            scales=problem.scales,
+            epilogue=problem.epilogue,
+            out_aligned=out_row_bytes % TMA_ALIGNMENT == 0,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, in declaration order."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, order=True)
+class KernelConfig:
+    """What is searched: how a kernel computes what its spec says. Sizes are in elements unless named otherwise.
+
+    Attributes:
+        block_m, block_n, block_k: tile of one CTA, and the part of K that one pipeline stage holds.
+        stages: pipeline slots.
+        consumers: warpgroups that issue WGMMA.
+        split_n: the consumers divide the tile's columns instead of its rows.
+        cluster_m, cluster_n: CTAs of a cluster along each axis; with more than one, the CTAs of a row share A and
+            the CTAs of a column share B by TMA multicast, each loading its slice for all.
+        raster_along_n: neighbouring CTAs take neighbouring tiles along N (else along M).
+        group: tiles (of a cluster) across the raster direction that are visited together, for L2 reuse.
+        producer_registers: what the producer keeps per thread after setmaxnreg; the consumers get the rest.
+        wait_depth: WGMMA groups left in flight when a consumer waits.
+        store_stages: shared-memory buffers through which a consumer stores with TMA; 0 stores from registers.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    consumers: int
+    split_n: bool
+    cluster_m: int
+    cluster_n: int
+    raster_along_n: bool
+    group: int
+    producer_registers: int
+    wait_depth: int
+    store_stages: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            wanted = bool if field.name in _BOOL_FIELDS else int
+            if type(value) is not wanted:
+                raise ConfigError(f"{field.name} is {value!r}: it must be of type {wanted.__name__}")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ConfigError: a field is missing, unknown or of the wrong type; the message names it.
+        """
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in values]
+        unknown = [name for name in values if name not in names]
+        if missing or unknown:
+            raise ConfigError(f"config: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}; legal: {names}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, in declaration order: plain ints and bools."""
+        return asdict(self)
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: one producer warpgroup and the consumers."""
+        return WARPGROUP * (1 + self.consumers)
+
+    @property
+    def consumer_m(self) -> int:
+        """Rows of the tile that one consumer computes."""
+        return self.block_m if self.split_n else self.block_m // self.consumers
+
+    @property
+    def consumer_n(self) -> int:
+        """Columns of the tile that one consumer computes."""
+        return self.block_n // self.consumers if self.split_n else self.block_n
+
+    @property
+    def accumulators(self) -> int:
+        """fp32 accumulators, so registers, that each consumer thread holds."""
+        return self.consumer_m * self.consumer_n // WARPGROUP
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers of a consumer thread after setmaxnreg: an even share of what the producer gives up.
+
+        The pool is what the CTA was launched with (65536 registers, allocated in eights and at most 255 usable a
+        thread). A sum above it compiles without a word and deadlocks (NVRTC 13.0, 2026-11).
+        """
+        warpgroups = 1 + self.consumers
+        pool = min(65536 // self.threads, MAX_REGISTERS) // 8 * 8 * warpgroups
+        share = (pool - self.producer_registers) // self.consumers // 8 * 8
+        return min(share, 248)
+
+    def swapped(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return type(self)(**{**asdict(self), **changes})
+
+
+_BOOL_FIELDS = {"split_n", "raster_along_n"}
+
+
+def store_columns(config: KernelConfig, spec: KernelSpec) -> int:
+    """Width of the sub-tile that one TMA store writes: the widest of 128, 64, 32 or 16 bytes that divides consumer_n."""
+    out_bytes = DTYPE_BYTES[spec.out_dtype]
+    for row_bytes in (128, 64, 32):
+        if config.consumer_n % (row_bytes // out_bytes) == 0:
+            return row_bytes // out_bytes
+    return 16 // out_bytes
+
+
+def operand_bytes(rows: int, block_k: int, major: str, dtype: str) -> int:
+    """Shared memory of one operand's tile in one stage; an mn-major tile is padded to whole 128-byte slabs."""
+    element = DTYPE_BYTES[dtype]
+    slab = SWIZZLE_BYTES // element
+    padded = rows if major == "k" else -(-rows // slab) * slab
+    return padded * block_k * element
+
+
+def stage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
+    """Shared memory of one pipeline stage: a tile of A and a tile of B."""
+    a = operand_bytes(config.block_m, config.block_k, spec.a_major, spec.a_dtype)
+    b = operand_bytes(config.block_n, config.block_k, spec.b_major, spec.b_dtype)
+    return a + b
+
+
+def shared_storage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
+    """sizeof(SharedStorage) in cuda_src/gemm.cuh: the stages, the store buffers and two barriers a stage."""
+    store = store_columns(config, spec) * DTYPE_BYTES[spec.out_dtype] * MMA_M
+    buffers = config.consumers * config.store_stages * store
+    barriers = 2 * 8 * config.stages
+    total = config.stages * stage_bytes(config, spec) + buffers + barriers
+    return -(-total // SWIZZLE_ATOM_BYTES) * SWIZZLE_ATOM_BYTES
+
+
+def shared_bytes(config: KernelConfig, spec: KernelSpec) -> int:
+    """Dynamic shared memory to launch with: the storage, and room to round its base up to a swizzle atom."""
+    return shared_storage_bytes(config, spec) + SWIZZLE_ATOM_BYTES
+
+
+class Violation(NamedTuple):
+    """A rule that a config breaks: its short name, and the reason in words."""
+
+    rule: str
+    reason: str
+
+
+def illegal_reason(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> str | None:
+    """Why this config cannot run this spec on this device, or None when it can."""
+    found = violation(config, spec, device)
+    return None if found is None else found.reason
+
+
+def violation(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
+    """The first rule broken, cheapest rules first; `illegal_reason` with the rule's name."""
+    return next(_violations(config, spec, device), None)
+
+
+def _violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
+    yield from _device_violations(device)
+    yield from _spec_violations(spec)
+    yield from _tile_violations(config, spec)
+    yield from _cluster_violations(config, spec)
+    yield from _register_violations(config)
+    yield from _pipeline_violations(config, spec, device)
+
+
+def _device_violations(device: DeviceSpec) -> Iterator[Violation]:
+    if not device.is_hopper:
+        cc = ".".join(map(str, device.compute_capability))
+        yield Violation("device", f"{device.name} has compute capability {cc}: WGMMA and TMA multicast need 9.0 (sm_90a)")
+
+
+def _spec_violations(spec: KernelSpec) -> Iterator[Violation]:
+    if spec.a_dtype != spec.b_dtype or spec.a_dtype not in ("float16", "bfloat16"):
+        yield Violation("dtypes", f"operands are {spec.a_dtype} and {spec.b_dtype}: both must be float16 or both bfloat16")
+    if spec.out_dtype not in ("float16", "bfloat16", "float32"):
+        yield Violation("dtypes", f"the result is {spec.out_dtype}: it must be float16, bfloat16 or float32")
+
+
+def _tile_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Violation]:
+    c = config
+    if not 1 <= c.consumers <= 3:
+        yield Violation("consumers", f"{c.consumers} consumer warpgroups: 1, 2 or 3 leave each enough registers")
+        return
+    rows = MMA_M * (1 if c.split_n else c.consumers)
+    if c.block_m <= 0 or c.block_m % rows or c.block_m > 256:
+        yield Violation("block_m", f"block_m {c.block_m}: a multiple of {rows} (64 rows a WGMMA and consumer), at most 256")
+    columns = 8 * (c.consumers if c.split_n else 1)
+    if c.block_n <= 0 or c.block_n % columns or c.block_n > 256:
+        yield Violation("block_n", f"block_n {c.block_n}: a multiple of {columns} (WGMMA's n is in eights), at most 256")
+    if c.split_n and c.consumers == 1:
+        yield Violation("split_n", "split_n with one consumer: there is nothing to divide")
+    slab = SWIZZLE_BYTES // DTYPE_BYTES[spec.b_dtype]
+    if c.split_n and spec.b_major == "mn" and c.consumer_n % slab:
+        yield Violation("split_n", f"{c.consumer_n} columns a consumer: an mn-major B is divided at slabs of {slab}")
+    depth = SWIZZLE_BYTES // DTYPE_BYTES[spec.a_dtype]
+    if c.block_k <= 0 or c.block_k % depth or c.block_k > 256:
+        yield Violation("block_k", f"block_k {c.block_k}: a multiple of {depth} (one 128-byte swizzle span), at most 256")
+
+
+def _cluster_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Violation]:
+    c = config
+    if c.cluster_m not in (1, 2, 4, 8) or c.cluster_n not in (1, 2, 4, 8) or c.cluster_size > MAX_CLUSTER:
+        yield Violation("cluster", f"cluster {c.cluster_m}x{c.cluster_n}: powers of two, at most {MAX_CLUSTER} CTAs (portable size)")
+        return
+    for name, rows, major, peers in (
+        ("A", c.block_m, spec.a_major, c.cluster_n),
+        ("B", c.block_n, spec.b_major, c.cluster_m),
+    ):
+        slab = SWIZZLE_BYTES // DTYPE_BYTES[spec.a_dtype]
+        slabs = -(-rows // slab)
+        sliced = rows if major == "k" else c.block_k
+        whole_slabs = major == "mn" and slabs % peers == 0
+        if not whole_slabs and sliced % (8 * peers):
+            yield Violation("multicast", f"{name}: {sliced} rows in {peers} slices: a slice is a multiple of 8 rows (a swizzle atom)")
+
+
+def _register_violations(config: KernelConfig) -> Iterator[Violation]:
+    c = config
+    if c.producer_registers % 8 or not MIN_PRODUCER_REGISTERS <= c.producer_registers <= 128:
+        yield Violation("producer_registers", f"producer_registers {c.producer_registers}: a multiple of 8 from 24 to 128 (setmaxnreg)")
+        return
+    # 16 registers beside the accumulators is less than any main loop needs: above it spills are certain and ptxas
+    # may give up altogether (C7602); below it they are measured.
+    if c.accumulators > c.consumer_registers - 16:
+        yield Violation("accumulators", f"{c.accumulators} accumulators a thread do not fit {c.consumer_registers} registers")
+
+
+def _pipeline_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
+    c = config
+    if not 2 <= c.stages <= MAX_STAGES:
+        yield Violation("stages", f"{c.stages} stages: from 2 to {MAX_STAGES}")
+    if c.wait_depth not in (0, 1):
+        yield Violation("wait_depth", f"wait_depth {c.wait_depth}: 0, or 1 to leave one WGMMA group in flight")
+    if not 1 <= c.group <= 64:
+        yield Violation("group", f"group {c.group}: from 1 to 64 tiles")
+    if not 0 <= c.store_stages <= 4:
+        yield Violation("store_stages", f"store_stages {c.store_stages}: from 0 (store from registers) to 4")
+    elif c.store_stages and not spec.out_aligned:
+        yield Violation("store_stages", "the result's rows are no multiple of 16 bytes: TMA cannot store them, only store_stages 0 can")
+    needed = shared_bytes(c, spec)
+    if needed > device.shared_bytes:
+        yield Violation("shared memory", f"{needed} bytes of shared memory: {device.name} has {device.shared_bytes} for a block")

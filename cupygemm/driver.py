@@ -1,0 +1,131 @@
+"""The CUDA driver, as far as cupygemm talks to it: device properties and how many clusters fit at once.
+
+CuPy and cuda.bindings are loaded at the first use, so that the package works where there is neither.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from cupygemm.device import DeviceSpec
+from cupygemm.errors import LaunchError
+
+
+@cache
+def cupy() -> ModuleType:
+    """The CuPy module.
+
+    Raises:
+        LaunchError: CuPy is not installed.
+    """
+    try:
+        import cupy as module
+    except ImportError as error:
+        raise LaunchError("CuPy is not installed: pip install 'cupygemm[cu13]' on a machine with an NVIDIA GPU") from error
+    return module
+
+
+@cache
+def bindings() -> ModuleType:
+    """The module cuda.bindings.driver.
+
+    Raises:
+        LaunchError: cuda.bindings is not installed.
+    """
+    try:
+        from cuda.bindings import driver as module
+    except ImportError as error:
+        raise LaunchError("cuda-bindings is not installed: pip install 'cupygemm[cu13]'") from error
+    return module
+
+
+def checked(result: tuple[Any, ...]) -> Any:
+    """The value of a cuda.bindings call.
+
+    Raises:
+        LaunchError: the driver refused the call; the message has its name for the error.
+    """
+    status, *values = result
+    if int(status) != 0:
+        raise LaunchError(f"the CUDA driver answered {status.name}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@cache
+def device_spec(index: int) -> DeviceSpec:
+    """The properties of CUDA device `index`.
+
+    Raises:
+        LaunchError: CuPy is not installed, or there is no such device.
+    """
+    runtime = cupy().cuda.runtime
+    try:
+        properties = runtime.getDeviceProperties(index)
+        attribute = runtime.deviceGetAttribute
+        return DeviceSpec(
+            name=properties["name"].decode(),
+            compute_capability=(properties["major"], properties["minor"]),
+            sm_count=properties["multiProcessorCount"],
+            shared_bytes=properties["sharedMemPerBlockOptin"],
+            l2_bytes=properties["l2CacheSize"],
+            # cudaDevAttrClockRate, kHz: CUDA 13 dropped the field of the properties, not the attribute.
+            clock_mhz=attribute(13, index) // 1000,
+        )
+    except runtime.CUDARuntimeError as error:
+        raise LaunchError(f"CUDA device {index}: {error}") from error
+
+
+@cache
+def hopper_devices() -> tuple[int, ...]:
+    """Indices of the CUDA devices that the kernels run on; empty without CuPy, a driver or such a device."""
+    try:
+        count = cupy().cuda.runtime.getDeviceCount()
+        return tuple(index for index in range(count) if device_spec(index).is_hopper)
+    except LaunchError:
+        return ()
+    except Exception as error:
+        # CuPy raises its own type, which is only known once CuPy is loaded, where there is no driver.
+        if isinstance(error, cupy().cuda.runtime.CUDARuntimeError):
+            return ()
+        raise
+
+
+def max_active_clusters(function: int, cluster_size: int, threads: int, shared_bytes: int) -> int:
+    """How many clusters of a kernel the current device holds at once.
+
+    Uneven GPCs, MIG slices and other products hold fewer than SMs / cluster_size; persistent grids must not assume more.
+
+    Args:
+        function: CUfunction of the kernel.
+        cluster_size: CTAs of a cluster, along x.
+
+    Raises:
+        LaunchError: the driver refused.
+    """
+    driver = bindings()
+    config = driver.CUlaunchConfig()
+    config.gridDimX = cluster_size
+    config.gridDimY = config.gridDimZ = 1
+    config.blockDimX = threads
+    config.blockDimY = config.blockDimZ = 1
+    config.sharedMemBytes = shared_bytes
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute.value.clusterDim.x = cluster_size
+    attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    return int(checked(driver.cuOccupancyMaxActiveClusters(driver.CUfunction(function), config)))
+
+
+def max_active_blocks(function: int, threads: int, shared_bytes: int) -> int:
+    """How many CTAs of a kernel one SM of the current device holds at once.
+
+    Raises:
+        LaunchError: the driver refused.
+    """
+    driver = bindings()
+    result = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(driver.CUfunction(function), threads, shared_bytes)
+    return int(checked(result))

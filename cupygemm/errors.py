@@ -1,0 +1,37 @@
+"""The exception tree: everything cupygemm raises on purpose derives from `CupygemmError`."""
+
+
+class CupygemmError(Exception):
+    """Base of every error that cupygemm raises on purpose."""
+
+
+class ProblemError(CupygemmError, ValueError):
+    """The matrix product asked for is malformed (shapes, dtypes, layout)."""
+
+
+class ConfigError(CupygemmError, ValueError):
+    """A kernel config, knob or search space is illegal or unknown."""
+
+
+class CompileError(CupygemmError, RuntimeError):
+    """NVRTC refused a kernel.
+
+    Attributes:
+        log: the compiler's whole log.
+    """
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.log = log
+
+
+class LaunchError(CupygemmError, RuntimeError):
+    """The CUDA driver, cuBLAS or the GPU itself refused or broke off a call."""
+
+
+class VerificationError(CupygemmError, RuntimeError):
+    """A kernel's result is outside the error bounds."""
+
+
+class BundleError(CupygemmError, ValueError):
+    """A YAML bundle or a recorded table cannot be read as what it claims to be."""

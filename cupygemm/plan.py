@@ -1,0 +1,166 @@
+"""A compiled kernel bound to one problem on one device: `Plan`, which launches it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from cupygemm import driver, tensor_map
+from cupygemm.compiler import CompiledKernel
+from cupygemm.config import TMA_ALIGNMENT, illegal_reason, shared_bytes
+from cupygemm.errors import ConfigError, LaunchError, ProblemError
+from cupygemm.problem import Problem
+from cupygemm.tensor_map import Matrix, TensorMap
+
+MAX_EXTENT = 2**31 - 1024
+"""TMA coordinates are 32-bit and signed; a tile must not run past them."""
+
+
+class _Arguments(ctypes.Structure):
+    """`Arguments` of cuda_src/gemm.cuh."""
+
+    _fields_ = (
+        ("out", ctypes.c_void_p),
+        ("out_row_stride", ctypes.c_int64),
+        ("m", ctypes.c_int),
+        ("n", ctypes.c_int),
+        ("k", ctypes.c_int),
+    )
+
+
+class LoadedKernel:
+    """A cubin loaded on one device, ready for any problem of its spec.
+
+    Attributes:
+        compiled: what is loaded.
+        device: CUDA device index.
+        active_clusters: how many of its clusters the device holds at once.
+    """
+
+    def __init__(self, compiled: CompiledKernel, device: int = 0) -> None:
+        """Loads the module and asks for its shared memory.
+
+        Raises:
+            ConfigError: the config is not legal on this device.
+            LaunchError: the driver refused the cubin, or not one cluster fits (a MIG slice, say).
+        """
+        spec = driver.device_spec(device)
+        reason = illegal_reason(compiled.config, compiled.spec, spec)
+        if reason is not None:
+            raise ConfigError(f"this config cannot run on {spec.name}: {reason}")
+        cupy = driver.cupy()
+        self.compiled = compiled
+        self.device = device
+        self.shared_bytes = shared_bytes(compiled.config, compiled.spec)
+        try:
+            with cupy.cuda.Device(device):
+                self.kernel = cupy.RawModule(path=str(compiled.cubin)).get_function(compiled.lowered_name)
+                self.kernel.max_dynamic_shared_size_bytes = self.shared_bytes
+                self.active_clusters = self._active_clusters(spec.sm_count)
+        except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
+            raise LaunchError(f"the driver refused {compiled.cubin.name}: {error}") from error
+        if self.active_clusters == 0:
+            raise LaunchError(f"not one cluster of {compiled.config.cluster_size} CTAs fits on {spec.name}")
+
+    def _active_clusters(self, sm_count: int) -> int:
+        config, function = self.compiled.config, self.kernel.kernel.ptr
+        if config.cluster_size == 1:
+            return sm_count * driver.max_active_blocks(function, config.threads, self.shared_bytes)
+        return driver.max_active_clusters(function, config.cluster_size, config.threads, self.shared_bytes)
+
+
+class Plan:
+    """Launches one kernel for one problem: `plan(a, b, out)`.
+
+    Attributes:
+        problem, kernel: what it computes, and with what.
+        grid: CTAs launched.
+    """
+
+    def __init__(self, problem: Problem, kernel: LoadedKernel, max_sms: int | None = None) -> None:
+        """Sizes the persistent grid.
+
+        Args:
+            max_sms: use at most this many SMs, as if the device had no more.
+
+        Raises:
+            ProblemError: the problem is larger than TMA's coordinates.
+        """
+        if max(problem.m, problem.n, problem.k) > MAX_EXTENT or problem.batch != 1:
+            raise ProblemError(f"{problem}: sizes up to {MAX_EXTENT} and batch 1 are built")
+        config = kernel.compiled.config
+        tiles_m = -(-problem.m // (config.block_m * config.cluster_m))
+        tiles_n = -(-problem.n // (config.block_n * config.cluster_n))
+        fitting = kernel.active_clusters
+        if max_sms is not None:
+            fitting = max(1, min(fitting, max_sms // config.cluster_size))
+        if tiles_m * tiles_n > MAX_EXTENT:
+            raise ProblemError(f"{problem}: {tiles_m * tiles_n} tiles are more than a 32-bit count")
+        self.problem = problem
+        self.kernel = kernel
+        self.grid = min(tiles_m * tiles_n, fitting) * config.cluster_size
+        spec = kernel.compiled.spec
+        self._a_box = tensor_map.a_box(config, spec)
+        self._b_box = tensor_map.b_box(config, spec)
+        self._out_box = tensor_map.out_box(config, spec)
+        self._no_map = TensorMap()
+
+    def __call__(self, a: Any, b: Any, out: Any) -> None:
+        """Computes out = a · b on CuPy's current stream; neither synchronises nor allocates device memory.
+
+        Args:
+            a: [m, k] of the problem's a_dtype, on the plan's device, its contiguous axis as the layout says.
+            b: [k, n] likewise.
+            out: [m, n] of out_dtype, rows contiguous; it must not overlap `a` or `b`.
+
+        Raises:
+            ProblemError: an array is not what the plan was made for, or is not aligned as TMA needs it.
+            LaunchError: the driver refused the launch.
+        """
+        problem, spec = self.problem, self.kernel.compiled.spec
+        map_a = tensor_map.encode(_matrix("a", a, (problem.m, problem.k), spec.a_dtype, spec.a_major == "mn"), self._a_box)
+        map_b = tensor_map.encode(_matrix("b", b, (problem.k, problem.n), spec.b_dtype, spec.b_major == "k"), self._b_box)
+        map_out = self._no_map
+        if self.kernel.compiled.config.store_stages:
+            map_out = tensor_map.encode(_matrix("out", out, (problem.m, problem.n), spec.out_dtype, False), self._out_box)
+        else:
+            _check_array("out", out, (problem.m, problem.n), spec.out_dtype)
+        row_stride = out.strides[0] // out.dtype.itemsize
+        arguments = _Arguments(out.data.ptr, row_stride, problem.m, problem.n, problem.k)
+        self._launch((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
+
+    def _launch(self, addresses: tuple[int, ...]) -> None:
+        # A CPointer hands the driver the address of an argument, which it copies before the launch returns.
+        pointer = driver.cupy().cuda.function.CPointer
+        threads = self.kernel.compiled.config.threads
+        arguments = tuple(pointer(address) for address in addresses)
+        self.kernel.kernel((self.grid,), (threads,), arguments, shared_mem=self.kernel.shared_bytes)
+
+
+def _check_array(name: str, array: Any, shape: tuple[int, int], dtype: str) -> None:
+    if array.shape != shape or array.dtype.name != dtype:
+        raise ProblemError(f"{name} is {array.dtype.name}{list(array.shape)}: the plan was made for {dtype}{list(shape)}")
+
+
+def _matrix(name: str, array: Any, shape: tuple[int, int], dtype: str, transposed: bool) -> Matrix:
+    """The rows of `array`, or of its transpose, that TMA copies."""
+    _check_array(name, array, shape, dtype)
+    reason = misaligned_reason(array, transposed)
+    if reason is not None:
+        raise ProblemError(f"{name}: {reason}")
+    rows, columns = shape[::-1] if transposed else shape
+    return Matrix(array.data.ptr, rows, columns, array.strides[1 if transposed else 0], dtype)
+
+
+def misaligned_reason(array: Any, transposed: bool) -> str | None:
+    """Why TMA cannot copy this two-dimensional array (or its transpose), or None when it can."""
+    outer, inner = (1, 0) if transposed else (0, 1)
+    itemsize = array.dtype.itemsize
+    if array.shape[inner] > 1 and array.strides[inner] != itemsize:
+        return f"axis {inner} has a stride of {array.strides[inner]} bytes: it must be contiguous"
+    stride = array.strides[outer]
+    if array.shape[outer] > 1 and (stride <= 0 or stride % TMA_ALIGNMENT or stride >= 2**40):
+        return f"rows are {stride} bytes apart: TMA needs a positive multiple of {TMA_ALIGNMENT}"
+    if array.data.ptr % TMA_ALIGNMENT:
+        return f"the data start at an address that is no multiple of {TMA_ALIGNMENT}"
+    return None

@@ -1,0 +1,35 @@
+"""Environment variables and folders: the only module that reads the environment.
+
+CUPYGEMM_CACHE_DIR   where compiled kernels are kept (default: the user's cache folder)
+CUPYGEMM_DATA_DIR    where the trial store is kept (default: the user's data folder)
+CUPYGEMM_BUNDLE      a YAML bundle that `matmul` uses from the start
+CUPYGEMM_COMMIT      the commit that recorded results name, where there is no git history
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from platformdirs import user_cache_path, user_data_path
+
+
+def cache_dir() -> Path:
+    """Folder of the cubin cache; it may not exist yet."""
+    return Path(os.environ.get("CUPYGEMM_CACHE_DIR") or user_cache_path("cupygemm", appauthor=False))
+
+
+def data_dir() -> Path:
+    """Folder of the trial store; it may not exist yet."""
+    return Path(os.environ.get("CUPYGEMM_DATA_DIR") or user_data_path("cupygemm", appauthor=False))
+
+
+def bundle_path() -> Path | None:
+    """The bundle named by the environment, if any."""
+    path = os.environ.get("CUPYGEMM_BUNDLE")
+    return Path(path) if path else None
+
+
+def commit() -> str | None:
+    """The commit named by the environment, if any."""
+    return os.environ.get("CUPYGEMM_COMMIT") or None

@@ -1,0 +1,145 @@
+"""TMA descriptors: what of a matrix is copied, in which boxes, and how it lies in shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+from cupygemm.config import (
+    MMA_M,
+    SWIZZLE_BYTES,
+    TMA_ALIGNMENT,
+    KernelConfig,
+    KernelSpec,
+    store_columns,
+)
+from cupygemm.errors import LaunchError
+from cupygemm.problem import DTYPE_BYTES
+
+# CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion of cuda.h (CUDA 12 and 13).
+_DATA_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "float8_e4m3fn": 0, "float8_e5m2": 0}
+_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
+_L2_PROMOTION_256B = 3
+_MAP_BYTES = 128
+_MAP_ALIGNMENT = 128  # the header of CUDA 13; CUDA 12 asks for 64
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Where a two-dimensional operand lies: rows of contiguous elements.
+
+    Attributes:
+        pointer: device address of its first element, a multiple of 16.
+        rows, columns: extents in elements; `columns` is the contiguous axis.
+        row_stride: bytes from row to row, a multiple of 16.
+        dtype: name in `DTYPE_BYTES`.
+    """
+
+    pointer: int
+    rows: int
+    columns: int
+    row_stride: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Box:
+    """What one TMA instruction copies, in elements; its rows are swizzled over their own width in bytes."""
+
+    rows: int
+    columns: int
+
+
+def operand_box(tile_rows: int, block_k: int, major: str, dtype: str, peers: int) -> Box:
+    """The box with which each of `peers` CTAs loads its slice of a tile: OperandTile in cuda_src/operand.cuh."""
+    span = SWIZZLE_BYTES // DTYPE_BYTES[dtype]
+    slab_rows = tile_rows if major == "k" else block_k
+    by_slab = major == "mn" and -(-tile_rows // span) % peers == 0
+    return Box(rows=slab_rows if by_slab else slab_rows // peers, columns=span)
+
+
+def a_box(config: KernelConfig, spec: KernelSpec) -> Box:
+    """The box of A, shared by the CTAs of a cluster row."""
+    return operand_box(config.block_m, config.block_k, spec.a_major, spec.a_dtype, config.cluster_n)
+
+
+def b_box(config: KernelConfig, spec: KernelSpec) -> Box:
+    """The box of B, shared by the CTAs of a cluster column."""
+    return operand_box(config.block_n, config.block_k, spec.b_major, spec.b_dtype, config.cluster_m)
+
+
+def out_box(config: KernelConfig, spec: KernelSpec) -> Box:
+    """The sub-tile that one TMA store writes: TmaStore in cuda_src/epilogue.cuh."""
+    return Box(rows=MMA_M, columns=store_columns(config, spec))
+
+
+class TensorMap:
+    """An encoded descriptor in host memory, aligned as the driver asks.
+
+    A descriptor stays valid as long as address, extents and strides do; it is passed to a kernel by value.
+
+    Attributes:
+        address: of its 128 bytes.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+        start = ctypes.addressof(self._buffer)
+        self.address = -(-start // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+
+
+@lru_cache(maxsize=1024)
+def encode(matrix: Matrix, box: Box) -> TensorMap:
+    """The descriptor for copying `box`es of `matrix`; reads beyond its edge give zeros, writes there are dropped.
+
+    Raises:
+        LaunchError: the driver refused the geometry.
+    """
+    tensor_map = TensorMap()
+    element = DTYPE_BYTES[matrix.dtype]
+    # A single row has no stride; the driver still wants a legal one.
+    row_stride = matrix.row_stride if matrix.rows > 1 else -(-matrix.columns * element // TMA_ALIGNMENT) * TMA_ALIGNMENT
+    status = _encode_tiled()(
+        tensor_map.address,
+        _DATA_TYPES[matrix.dtype],
+        2,
+        matrix.pointer,
+        (ctypes.c_uint64 * 2)(matrix.columns, matrix.rows),
+        (ctypes.c_uint64 * 1)(row_stride),
+        (ctypes.c_uint32 * 2)(box.columns, box.rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
+        _SWIZZLES[box.columns * element],
+        _L2_PROMOTION_256B,
+        0,  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros
+    )
+    if status != 0:
+        raise LaunchError(f"cuTensorMapEncodeTiled refused {matrix} in {box} with error {status}")
+    return tensor_map
+
+
+@cache
+def _encode_tiled() -> Any:
+    # Through ctypes: cuda.bindings (13.3) returns an object whose storage is not aligned as the call asks.
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    except (OSError, AttributeError) as error:
+        raise LaunchError("the CUDA driver library (libcuda.so.1, CUDA 12 or newer) is not there") from error
+    function.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
+    function.restype = ctypes.c_int
+    return function

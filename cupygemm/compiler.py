@@ -1,20 +1,20 @@
-"""From a spec and a config to a cubin: NVRTC for sm_90a, no GPU needed, and an on-disk cache shared by all processes."""
+"""From a spec and a config to a cubin: NVRTC for sm_90a, which needs no GPU, and a cache shared by all processes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from cupygemm import kernel_source, settings
+from cupygemm.atomic import write_atomically
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CompileError
 from cupygemm.kernel_source import source_digest
@@ -74,14 +74,14 @@ def compile_kernel(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
     if found is not None:
         return found
     program = compile_program(kernel_source.name_expression(spec, config), sources(spec, config))
-    _write_atomically(entry.with_suffix(".cubin"), program.cubin)
+    write_atomically(entry.with_suffix(".cubin"), program.cubin)
     # The description is renamed into place last: where it exists, the cubin that it describes does too.
     description = {
         "lowered_name": program.lowered_name,
         "cubin_sha256": hashlib.sha256(program.cubin).hexdigest(),
         "log": program.log,
     }
-    _write_atomically(entry.with_suffix(".json"), json.dumps(description, indent=1).encode())
+    write_atomically(entry.with_suffix(".json"), json.dumps(description, indent=1).encode())
     return _describe(entry, spec, config, description)
 
 
@@ -134,10 +134,9 @@ def compile_program(name_expression: str, headers: Mapping[str, str], program: s
 def _nvrtc() -> ModuleType:
     try:
         # Loaded here because everything but compiling works without a CUDA wheel.
-        from cuda.bindings import nvrtc
+        return import_module("cuda.bindings.nvrtc")
     except ImportError as error:
         raise CompileError("NVRTC's bindings are not installed: pip install 'cupygemm[cu13]'") from error
-    return nvrtc
 
 
 def _checked(nvrtc: ModuleType, result: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -181,17 +180,10 @@ def _describe(entry: Path, spec: KernelSpec, config: KernelConfig, description: 
         lowered_name=description["lowered_name"],
         registers=int(registers[1]) if registers else 0,
         spill_bytes=sum(map(int, _SPILLS.findall(log))),
-        advisories=tuple(sorted(set(_ADVISORY.findall(log)))),
+        advisories=advisories(log),
     )
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+def advisories(log: str) -> tuple[str, ...]:
+    """The codes C75xx and C76xx in a compile log, sorted: ptxas serialised WGMMAs or ignored setmaxnreg."""
+    return tuple(sorted(set(_ADVISORY.findall(log))))

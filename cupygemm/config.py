@@ -177,7 +177,7 @@ _BOOL_FIELDS = {"split_n", "raster_along_n"}
 
 
 def store_columns(config: KernelConfig, spec: KernelSpec) -> int:
-    """Width of the sub-tile that one TMA store writes: the widest of 128, 64, 32 or 16 bytes that divides consumer_n."""
+    """Columns of the sub-tile of one TMA store: the widest of 128, 64, 32 or 16 bytes that divides consumer_n."""
     out_bytes = DTYPE_BYTES[spec.out_dtype]
     for row_bytes in (128, 64, 32):
         if config.consumer_n % (row_bytes // out_bytes) == 0:
@@ -244,12 +244,16 @@ def _violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> I
 def _device_violations(device: DeviceSpec) -> Iterator[Violation]:
     if not device.is_hopper:
         cc = ".".join(map(str, device.compute_capability))
-        yield Violation("device", f"{device.name} has compute capability {cc}: WGMMA and TMA multicast need 9.0 (sm_90a)")
+        yield Violation(
+            "device", f"{device.name} has compute capability {cc}: WGMMA and TMA multicast need 9.0 (sm_90a)"
+        )
 
 
 def _spec_violations(spec: KernelSpec) -> Iterator[Violation]:
     if spec.a_dtype != spec.b_dtype or spec.a_dtype not in ("float16", "bfloat16"):
-        yield Violation("dtypes", f"operands are {spec.a_dtype} and {spec.b_dtype}: both must be float16 or both bfloat16")
+        yield Violation(
+            "dtypes", f"operands are {spec.a_dtype} and {spec.b_dtype}: both must be float16 or both bfloat16"
+        )
     if spec.out_dtype not in ("float16", "bfloat16", "float32"):
         yield Violation("dtypes", f"the result is {spec.out_dtype}: it must be float16, bfloat16 or float32")
 
@@ -261,10 +265,14 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Violati
         return
     rows = MMA_M * (1 if c.split_n else c.consumers)
     if c.block_m <= 0 or c.block_m % rows or c.block_m > 256:
-        yield Violation("block_m", f"block_m {c.block_m}: a multiple of {rows} (64 rows a WGMMA and consumer), at most 256")
+        yield Violation(
+            "block_m", f"block_m {c.block_m}: a multiple of {rows} (64 rows a WGMMA and consumer), at most 256"
+        )
     columns = 8 * (c.consumers if c.split_n else 1)
     if c.block_n <= 0 or c.block_n % columns or c.block_n > 256:
-        yield Violation("block_n", f"block_n {c.block_n}: a multiple of {columns} (WGMMA's n is in eights), at most 256")
+        yield Violation(
+            "block_n", f"block_n {c.block_n}: a multiple of {columns} (WGMMA's n is in eights), at most 256"
+        )
     if c.split_n and c.consumers == 1:
         yield Violation("split_n", "split_n with one consumer: there is nothing to divide")
     slab = SWIZZLE_BYTES // DTYPE_BYTES[spec.b_dtype]
@@ -272,13 +280,17 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Violati
         yield Violation("split_n", f"{c.consumer_n} columns a consumer: an mn-major B is divided at slabs of {slab}")
     depth = SWIZZLE_BYTES // DTYPE_BYTES[spec.a_dtype]
     if c.block_k <= 0 or c.block_k % depth or c.block_k > 256:
-        yield Violation("block_k", f"block_k {c.block_k}: a multiple of {depth} (one 128-byte swizzle span), at most 256")
+        yield Violation(
+            "block_k", f"block_k {c.block_k}: a multiple of {depth} (one 128-byte swizzle span), at most 256"
+        )
 
 
 def _cluster_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Violation]:
     c = config
     if c.cluster_m not in (1, 2, 4, 8) or c.cluster_n not in (1, 2, 4, 8) or c.cluster_size > MAX_CLUSTER:
-        yield Violation("cluster", f"cluster {c.cluster_m}x{c.cluster_n}: powers of two, at most {MAX_CLUSTER} CTAs (portable size)")
+        yield Violation(
+            "cluster", f"cluster {c.cluster_m}x{c.cluster_n}: powers of two, at most {MAX_CLUSTER} CTAs (portable size)"
+        )
         return
     for name, rows, major, peers in (
         ("A", c.block_m, spec.a_major, c.cluster_n),
@@ -289,18 +301,26 @@ def _cluster_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Viol
         sliced = rows if major == "k" else c.block_k
         whole_slabs = major == "mn" and slabs % peers == 0
         if not whole_slabs and sliced % (8 * peers):
-            yield Violation("multicast", f"{name}: {sliced} rows in {peers} slices: a slice is a multiple of 8 rows (a swizzle atom)")
+            yield Violation(
+                "multicast",
+                f"{name}: {sliced} rows in {peers} slices: a slice is a multiple of 8 rows (a swizzle atom)",
+            )
 
 
 def _register_violations(config: KernelConfig) -> Iterator[Violation]:
     c = config
     if c.producer_registers % 8 or not MIN_PRODUCER_REGISTERS <= c.producer_registers <= 128:
-        yield Violation("producer_registers", f"producer_registers {c.producer_registers}: a multiple of 8 from 24 to 128 (setmaxnreg)")
+        yield Violation(
+            "producer_registers",
+            f"producer_registers {c.producer_registers}: a multiple of 8 from 24 to 128 (setmaxnreg)",
+        )
         return
     # 16 registers beside the accumulators is less than any main loop needs: above it spills are certain and ptxas
     # may give up altogether (C7602); below it they are measured.
     if c.accumulators > c.consumer_registers - 16:
-        yield Violation("accumulators", f"{c.accumulators} accumulators a thread do not fit {c.consumer_registers} registers")
+        yield Violation(
+            "accumulators", f"{c.accumulators} accumulators a thread do not fit {c.consumer_registers} registers"
+        )
 
 
 def _pipeline_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
@@ -314,7 +334,12 @@ def _pipeline_violations(config: KernelConfig, spec: KernelSpec, device: DeviceS
     if not 0 <= c.store_stages <= 4:
         yield Violation("store_stages", f"store_stages {c.store_stages}: from 0 (store from registers) to 4")
     elif c.store_stages and not spec.out_aligned:
-        yield Violation("store_stages", "the result's rows are no multiple of 16 bytes: TMA cannot store them, only store_stages 0 can")
+        yield Violation(
+            "store_stages",
+            "the result's rows are no multiple of 16 bytes: TMA cannot store them, only store_stages 0 can",
+        )
     needed = shared_bytes(c, spec)
     if needed > device.shared_bytes:
-        yield Violation("shared memory", f"{needed} bytes of shared memory: {device.name} has {device.shared_bytes} for a block")
+        yield Violation(
+            "shared memory", f"{needed} bytes of shared memory: {device.name} has {device.shared_bytes} for a block"
+        )

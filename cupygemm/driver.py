@@ -6,6 +6,7 @@ CuPy and cuda.bindings are loaded at the first use, so that the package works wh
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -21,10 +22,11 @@ def cupy() -> ModuleType:
         LaunchError: CuPy is not installed.
     """
     try:
-        import cupy as module
+        return import_module("cupy")
     except ImportError as error:
-        raise LaunchError("CuPy is not installed: pip install 'cupygemm[cu13]' on a machine with an NVIDIA GPU") from error
-    return module
+        raise LaunchError(
+            "CuPy is not installed: pip install 'cupygemm[cu13]' on a machine with an NVIDIA GPU"
+        ) from error
 
 
 @cache
@@ -35,10 +37,9 @@ def bindings() -> ModuleType:
         LaunchError: cuda.bindings is not installed.
     """
     try:
-        from cuda.bindings import driver as module
+        return import_module("cuda.bindings.driver")
     except ImportError as error:
         raise LaunchError("cuda-bindings is not installed: pip install 'cupygemm[cu13]'") from error
-    return module
 
 
 def checked(result: tuple[Any, ...]) -> Any:
@@ -77,6 +78,19 @@ def device_spec(index: int) -> DeviceSpec:
         raise LaunchError(f"CUDA device {index}: {error}") from error
 
 
+def pci_bus_id(index: int) -> str:
+    """The PCI address of CUDA device `index`, such as "0000:3b:00.0".
+
+    Raises:
+        LaunchError: CuPy is not installed, or there is no such device.
+    """
+    runtime = cupy().cuda.runtime
+    try:
+        return str(runtime.deviceGetPCIBusId(index))
+    except runtime.CUDARuntimeError as error:
+        raise LaunchError(f"CUDA device {index}: {error}") from error
+
+
 @cache
 def hopper_devices() -> tuple[int, ...]:
     """Indices of the CUDA devices that the kernels run on; empty without CuPy, a driver or such a device."""
@@ -95,7 +109,7 @@ def hopper_devices() -> tuple[int, ...]:
 def max_active_clusters(function: int, cluster_size: int, threads: int, shared_bytes: int) -> int:
     """How many clusters of a kernel the current device holds at once.
 
-    Uneven GPCs, MIG slices and other products hold fewer than SMs / cluster_size; persistent grids must not assume more.
+    Uneven GPCs, MIG slices and other products hold fewer than SMs / cluster_size: persistent grids must not assume it.
 
     Args:
         function: CUfunction of the kernel.

@@ -50,7 +50,9 @@ def wgmma_header(spec: KernelSpec, config: KernelConfig) -> str:
     """
     n = config.consumer_n
     count = n * 64 // WARPGROUP
-    mnemonic = f"wgmma.mma_async.sync.aligned.m64n{n}k{_MMA_K}.f32.{_MMA_TYPES[spec.a_dtype]}.{_MMA_TYPES[spec.b_dtype]}"
+    mnemonic = (
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{_MMA_K}.f32.{_MMA_TYPES[spec.a_dtype]}.{_MMA_TYPES[spec.b_dtype]}"
+    )
     outputs = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     a, b, accumulate, transpose_a, transpose_b = (f"%{count + i}" for i in range(5))

@@ -118,11 +118,17 @@ class Plan:
             LaunchError: the driver refused the launch.
         """
         problem, spec = self.problem, self.kernel.compiled.spec
-        map_a = tensor_map.encode(_matrix("a", a, (problem.m, problem.k), spec.a_dtype, spec.a_major == "mn"), self._a_box)
-        map_b = tensor_map.encode(_matrix("b", b, (problem.k, problem.n), spec.b_dtype, spec.b_major == "k"), self._b_box)
+        map_a = tensor_map.encode(
+            _matrix("a", a, (problem.m, problem.k), spec.a_dtype, spec.a_major == "mn"), self._a_box
+        )
+        map_b = tensor_map.encode(
+            _matrix("b", b, (problem.k, problem.n), spec.b_dtype, spec.b_major == "k"), self._b_box
+        )
         map_out = self._no_map
         if self.kernel.compiled.config.store_stages:
-            map_out = tensor_map.encode(_matrix("out", out, (problem.m, problem.n), spec.out_dtype, False), self._out_box)
+            map_out = tensor_map.encode(
+                _matrix("out", out, (problem.m, problem.n), spec.out_dtype, False), self._out_box
+            )
         else:
             _check_array("out", out, (problem.m, problem.n), spec.out_dtype)
         row_stride = out.strides[0] // out.dtype.itemsize
@@ -139,7 +145,9 @@ class Plan:
 
 def _check_array(name: str, array: Any, shape: tuple[int, int], dtype: str) -> None:
     if array.shape != shape or array.dtype.name != dtype:
-        raise ProblemError(f"{name} is {array.dtype.name}{list(array.shape)}: the plan was made for {dtype}{list(shape)}")
+        raise ProblemError(
+            f"{name} is {array.dtype.name}{list(array.shape)}: the plan was made for {dtype}{list(shape)}"
+        )
 
 
 def _matrix(name: str, array: Any, shape: tuple[int, int], dtype: str, transposed: bool) -> Matrix:

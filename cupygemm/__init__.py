@@ -1,0 +1,80 @@
+"""Hopper matrix multiplication for CuPy, tuned by search.
+
+    import cupygemm
+    cupygemm.use("tuned.yaml")      # from: cupygemm tune 2048x2048x4096 -o tuned.yaml
+    c = cupygemm.matmul(a, b)       # CuPy arrays; cupy.matmul where no config is known
+
+Public names are loaded at their first use: importing the package needs neither CuPy nor a GPU.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cupygemm.api import explain, matmul, use
+    from cupygemm.bundle import Bundle
+    from cupygemm.config import KernelConfig, KernelSpec
+    from cupygemm.device import DeviceSpec
+    from cupygemm.errors import (
+        BundleError,
+        CompileError,
+        ConfigError,
+        CupygemmError,
+        LaunchError,
+        ProblemError,
+        VerificationError,
+    )
+    from cupygemm.problem import Problem
+
+_MODULE_OF = {
+    "Bundle": "bundle",
+    "BundleError": "errors",
+    "CompileError": "errors",
+    "ConfigError": "errors",
+    "CupygemmError": "errors",
+    "DeviceSpec": "device",
+    "KernelConfig": "config",
+    "KernelSpec": "config",
+    "LaunchError": "errors",
+    "Problem": "problem",
+    "ProblemError": "errors",
+    "VerificationError": "errors",
+    "explain": "api",
+    "matmul": "api",
+    "use": "api",
+}
+
+__all__ = [
+    "Bundle",
+    "BundleError",
+    "CompileError",
+    "ConfigError",
+    "CupygemmError",
+    "DeviceSpec",
+    "KernelConfig",
+    "KernelSpec",
+    "LaunchError",
+    "Problem",
+    "ProblemError",
+    "VerificationError",
+    "__version__",
+    "explain",
+    "matmul",
+    "use",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'cupygemm' has no attribute {name!r}")
+    value = getattr(import_module(f"cupygemm.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,133 @@
+"""`illegal_reason` and the static_asserts of config.cuh agree, and so do both sides' idea of shared memory.
+
+Random configs, legal and illegal, are put to NVRTC. Instances that are legal are checked many at a time in one
+program; each illegal one must fail alone.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cupygemm import compiler, kernel_source
+from cupygemm.config import KernelConfig, KernelSpec, Violation, illegal_reason, shared_storage_bytes, violation
+from cupygemm.device import H200
+from cupygemm.errors import CompileError
+from cupygemm.kernel_source import config_literal, spec_literal
+from cupygemm.problem import DTYPE_BYTES, Problem
+
+pytestmark = pytest.mark.nvrtc
+
+VALUES: dict[str, list[int] | list[bool]] = {
+    "block_m": [0, 32, 64, 96, 128, 192, 256, 320],
+    "block_n": [0, 4, 8, 24, 64, 96, 100, 128, 192, 200, 208, 256, 264],
+    "block_k": [0, 32, 64, 96, 128, 256, 320],
+    "stages": [1, 2, 3, 4, 8, 16, 17],
+    "consumers": [0, 1, 2, 3, 4],
+    "split_n": [False, True],
+    "cluster_m": [0, 1, 2, 3, 4, 8],
+    "cluster_n": [0, 1, 2, 3, 4, 8],
+    "raster_along_n": [False, True],
+    "group": [0, 1, 8, 64, 65],
+    "producer_registers": [16, 24, 36, 40, 56, 128, 136],
+    "wait_depth": [-1, 0, 1, 2],
+    "store_stages": [-1, 0, 1, 2, 4, 5],
+}
+LEGAL_ONE = KernelConfig(128, 128, 64, 3, 2, False, 1, 1, False, 8, 40, 1, 1)
+DEVICE_RULES = ("shared memory", "device")
+
+
+def random_spec(rng: random.Random) -> KernelSpec:
+    dtype = rng.choice(["float16", "bfloat16"])
+    out = rng.choice(["float16", "bfloat16", "float32"])
+    problem = Problem(64, rng.choice([64, 63]), 64, a_dtype=dtype, b_dtype=dtype, out_dtype=out)
+    layout = rng.choice(["nn", "nt", "tn", "tt"])
+    return KernelSpec.of(Problem.from_dict({**problem.to_dict(), "layout": layout}))
+
+
+def random_config(rng: random.Random) -> KernelConfig:
+    """A legal config with a few fields changed at random: near the border, where the two sides could differ."""
+    changed = rng.sample(list(VALUES), rng.randint(1, 4))
+    return LEGAL_ONE.swapped(**{name: rng.choice(VALUES[name]) for name in changed})
+
+
+def static_violation(config: KernelConfig, spec: KernelSpec) -> Violation | None:
+    """`violation` without the rules that depend on the device, as the static_asserts have it."""
+    found = violation(config, spec, H200)
+    return None if found is not None and found.rule in DEVICE_RULES else found
+
+
+def draw(count: int, legal: bool, seed: int) -> list[tuple[KernelSpec, KernelConfig]]:
+    rng = random.Random(seed)
+    found: list[tuple[KernelSpec, KernelConfig]] = []
+    while len(found) < count:
+        spec, config = random_spec(rng), random_config(rng)
+        if (static_violation(config, spec) is None) is legal:
+            found.append((spec, config))
+    return found
+
+
+def accepts(spec: KernelSpec, config: KernelConfig) -> bool:
+    """Whether config.cuh accepts one pair."""
+    program = f'#include "config.cuh"\ntemplate struct Legal<{spec_literal(spec)}, {config_literal(config)}>;\n'
+    return refusal(program) is None
+
+
+def refusal(program: str, headers: dict[str, str] | None = None) -> str | None:
+    """The log of NVRTC's refusal, which must be a static_assert's, or None when it compiles."""
+    program += "template <int> __global__ void nothing() {}\n"
+    try:
+        compiler.compile_program("nothing<0>", headers or kernel_source.cuda_sources(), program)
+    except CompileError as error:
+        if "static assertion" not in error.log:
+            raise
+        return error.log
+    return None
+
+
+def test_legal_pairs_are_accepted() -> None:
+    pairs = draw(300, legal=True, seed=1)
+    lines = [f"template struct Legal<{spec_literal(spec)}, {config_literal(config)}>;" for spec, config in pairs]
+    assert refusal('#include "config.cuh"\n' + "\n".join(dict.fromkeys(lines))) is None
+
+
+def test_illegal_pairs_are_refused() -> None:
+    pairs = draw(60, legal=False, seed=2)
+    accepted = [(pair, static_violation(pair[1], pair[0])) for pair in pairs if accepts(*pair)]
+    assert accepted == []
+    rules = {found.rule for spec, config in pairs if (found := static_violation(config, spec))}
+    assert len(rules) >= 8, "the sample is too narrow to mean anything"
+
+
+def test_an_operand_dtype_that_is_not_built_is_refused() -> None:
+    problem = Problem(64, 64, 64, a_dtype="float8_e4m3fn", b_dtype="float8_e4m3fn", layout="nt")
+    spec = KernelSpec.of(problem)
+    program = f'#include "config.cuh"\ntemplate struct Legal<{spec_literal(spec)}, {config_literal(LEGAL_ONE)}>;\n'
+    assert "dtypes" in (refusal(program) or "")
+
+
+def test_shared_storage_is_what_python_says() -> None:
+    # One generated WGMMA serves one consumer width, so all pairs of a program share it.
+    for block_n in (64, 200):
+        rng = random.Random(block_n)
+        lines = []
+        while len(lines) < 40:
+            spec = random_spec(rng)
+            config = random_config(rng).swapped(block_n=block_n, split_n=False)
+            if static_violation(config, spec) is not None:
+                continue
+            size = shared_storage_bytes(config, spec)
+            instance = f"Gemm<{spec_literal(spec)}, {config_literal(config)}>"
+            lines.append(f"static_assert(sizeof({instance}::SharedStorage) == {size});")
+        headers = compiler.sources(KernelSpec.of(Problem(64, 64, 64)), LEGAL_ONE.swapped(block_n=block_n))
+        assert refusal('#include "gemm.cuh"\n' + "\n".join(lines), headers) is None
+
+
+def test_dtype_sizes_agree() -> None:
+    asserts = [f"static_assert(dtype_bytes(DType::{name}) == {size});" for name, size in DTYPE_BYTES.items()]
+    assert refusal('#include "config.cuh"\n' + "\n".join(asserts)) is None
+
+
+def test_the_legal_config_of_this_test_is_legal() -> None:
+    assert illegal_reason(LEGAL_ONE, KernelSpec.of(Problem(64, 64, 64)), H200) is None

@@ -1,0 +1,49 @@
+"""The generated source: literals, entry names, the WGMMA operand list, the digest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+from cupygemm import kernel_source
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.problem import Problem
+
+CONFIG = KernelConfig(128, 96, 64, 4, 2, False, 1, 1, True, 8, 40, 1, 1)
+SPEC = KernelSpec.of(Problem(64, 64, 64, a_dtype="bfloat16", b_dtype="bfloat16", out_dtype="float32"))
+
+
+def struct_fields(name: str) -> list[str]:
+    """Field names of a struct in config.cuh, in order."""
+    text = kernel_source.cuda_sources()["config.cuh"]
+    body = re.search(rf"struct {name} \{{(.*?)\n(?:\}}|\n)", text, re.DOTALL)
+    assert body is not None
+    return re.findall(r"^\s+\w+ (\w+);", body[1], re.MULTILINE)
+
+
+def test_structs_have_the_same_fields_in_the_same_order() -> None:
+    assert struct_fields("KernelSpec") == [field.name for field in fields(KernelSpec)]
+    assert struct_fields("KernelConfig") == [field.name for field in fields(KernelConfig)]
+
+
+def test_name_expression_picks_the_entry() -> None:
+    assert kernel_source.name_expression(SPEC, CONFIG).startswith("gemm_kernel<KernelSpec{.a_dtype = DType::bfloat16")
+    cluster = kernel_source.name_expression(SPEC, CONFIG.swapped(cluster_m=2))
+    assert cluster.startswith("gemm_cluster_kernel<")
+    assert ".raster_along_n = true" in cluster
+
+
+def test_wgmma_header_lists_every_accumulator_once() -> None:
+    header = kernel_source.wgmma_header(SPEC, CONFIG)
+    assert "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16" in header
+    assert re.findall(r'"\+f"\(d\[(\d+)\]\)', header) == [str(i) for i in range(48)]
+    # 48 accumulators, two descriptors, the predicate and two transpose bits.
+    assert max(int(i) for i in re.findall(r"%(\d+)", header)) == 52
+
+
+def test_sources_hold_every_header_that_is_included() -> None:
+    sources = kernel_source.cuda_sources()
+    included = {name for text in sources.values() for name in re.findall(r'#include "([^"]+)"', text)}
+    assert included - {kernel_source.WGMMA_HEADER} <= set(sources)
+    assert kernel_source.source_digest() == kernel_source.source_digest()
+    assert re.fullmatch(r"[0-9a-f]{16}", kernel_source.source_digest())

@@ -1,0 +1,34 @@
+"""Problem: parsing, arithmetic and clear refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupygemm.errors import ProblemError
+from cupygemm.problem import Problem
+
+
+def test_parse() -> None:
+    problem = Problem.parse("2048x1024X512", "bfloat16", layout="nt")
+    assert (problem.m, problem.n, problem.k) == (2048, 1024, 512)
+    assert problem.out_dtype == "bfloat16"
+    assert str(problem) == "2048x1024x512 bfloat16 nt"
+    assert Problem.from_dict(problem.to_dict()) == problem
+
+
+@pytest.mark.parametrize("shape", ["2048", "2048x2048", "axbxc", "1x2x3x4", "-1x2x3", "0x2x3", "1.5x2x3"])
+def test_bad_shapes_say_what_is_legal(shape: str) -> None:
+    with pytest.raises(ProblemError, match=r"MxNxK|at least 1"):
+        Problem.parse(shape)
+
+
+@pytest.mark.parametrize("field", ["a_dtype", "layout", "epilogue", "scales", "accumulate"])
+def test_bad_choices_name_the_field(field: str) -> None:
+    with pytest.raises(ProblemError, match=field):
+        Problem(1, 1, 1, **{field: "float12"})  # type: ignore[arg-type]
+
+
+def test_arithmetic() -> None:
+    problem = Problem(2, 3, 4, batch=5, out_dtype="float32")
+    assert problem.flops == 2 * 2 * 3 * 4 * 5
+    assert problem.compulsory_bytes == 5 * (2 * 4 * 2 + 4 * 3 * 2 + 2 * 3 * 4)

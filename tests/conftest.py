@@ -93,7 +93,9 @@ def modelled(config: KernelConfig, offset: float = 0.0) -> Measurement:
         return Measurement(Status.SERIALISED, registers=168, spill_bytes=0, detail="C7510")
     tile = abs(math.log2(config.block_m / 128)) + abs(math.log2(config.block_n / 256))
     us = 45.0 + offset + 6 * tile + 2 * abs(config.stages - 4) + 1.5 * (config.cluster_m == 1)
-    us += config.raster_along_n + 0.25 * abs(config.group - 8) + 3 * (config.wait_depth == 0) + 0.1 * config.store_stages
+    us += (
+        config.raster_along_n + 0.25 * abs(config.group - 8) + 3 * (config.wait_depth == 0) + 0.1 * config.store_stages
+    )
     us += 0.3 * (config.consumers == 1) + 0.2 * (config.block_k == 128) + 0.4 * (config.cluster_n == 2)
     us += 0.01 * (config.producer_registers - 24)
     return Measurement(Status.OK, (us, us, us), (CUBLAS_US,) * 3, error=2e-4, registers=168, spill_bytes=0)

@@ -1,0 +1,60 @@
+# demo · test · test-gpu · bench · lint · clean. Each target makes the virtual environment it needs, and makes it anew
+# when pyproject.toml or the constraints change. PYTHON picks the interpreter: make test PYTHON=python3.13
+
+PYTHON ?= python3
+SHAPE ?= 2048x2048x4096
+DEMO := build/demo/tuned.yaml
+PIP := python -m pip install --quiet --disable-pip-version-check
+
+# CUDA wheels go into the demo only where there is an NVIDIA GPU; those of CUDA 13 need driver 580 or newer.
+CUDA := $(shell \
+	driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null \
+	|| test ! -e /dev/nvidia0 || sed -n 's/^NVRM version:.* \([0-9]*\)\.[0-9.]* .*/\1/p' /proc/driver/nvidia/version); \
+	driver=$$(echo "$$driver" | head -n 1 | cut -d. -f1); \
+	if [ "$$driver" -ge 580 ] 2>/dev/null; then echo cu13; elif [ "$$driver" -gt 0 ] 2>/dev/null; then echo cu12; fi)
+
+comma := ,
+EXTRAS_demo := search$(if $(CUDA),$(comma)$(CUDA))
+EXTRAS_test := test
+EXTRAS_gpu := test,cu13
+
+# The CUDA 12 wheels have other versions and are left to pip.
+CONSTRAINTS_demo := -c constraints.txt $(if $(filter cu13,$(CUDA)),-c constraints-cu13.txt)
+CONSTRAINTS_test := -c constraints.txt -c constraints-cu13.txt
+CONSTRAINTS_gpu := $(CONSTRAINTS_test)
+
+.PHONY: demo test test-gpu bench lint clean
+
+demo: .venv-demo/ready
+	@mkdir -p $(dir $(DEMO))
+	.venv-demo/bin/cupygemm tune $(SHAPE) --dtype float16 --strategy cma --budget 100 --seed 0 --device auto -o $(DEMO)
+	.venv-demo/bin/cupygemm bundle show $(DEMO)
+
+# A missing NVRTC would skip the tests that compile: here it is an error.
+test: lint
+	CUPYGEMM_REQUIRE_NVRTC=1 .venv-test/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu"
+
+lint: .venv-test/ready
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/mypy
+
+test-gpu: .venv-gpu/ready
+	CUPYGEMM_REQUIRE_GPU=1 .venv-gpu/bin/python -m pytest -m gpu tests/gpu
+
+bench: .venv-gpu/ready
+	.venv-gpu/bin/cupygemm bench
+	.venv-gpu/bin/cupygemm report
+
+clean:
+	rm -rf .venv-demo .venv-test .venv-gpu build dist cupygemm.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv-%/ready: pyproject.toml constraints.txt constraints-cu13.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "cupygemm needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1): make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	rm -rf .venv-$*
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/$(PIP) $(CONSTRAINTS_$*) setuptools
+	.venv-$*/bin/$(PIP) $(CONSTRAINTS_$*) --no-build-isolation -e '.[$(EXTRAS_$*)]'
+	@touch $@

@@ -1,0 +1,122 @@
+"""Hardware counters of an own kernel and of cuBLAS's on one problem, read by Nsight Compute.
+
+    python bench/profile.py 2048x2048x4096 --bundle tuned.yaml -o bench/results/profile.json
+
+The program runs itself under `ncu`, which replays every kernel and so says nothing about times that compare with the
+other results; what it says is where the cycles go. Clocks are left as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from cupygemm import compiler, driver, provenance, verify
+from cupygemm.bundle import Bundle
+from cupygemm.config import KernelSpec
+from cupygemm.cublas import Cublas
+from cupygemm.errors import CupygemmError
+from cupygemm.plan import LoadedKernel, Plan
+from cupygemm.problem import Problem
+from cupygemm.results import write_report
+
+METRICS = {
+    "gpu__time_duration.sum": "duration_ns",
+    "sm__cycles_elapsed.max": "cycles",
+    "sm__inst_executed_pipe_tensor_op_gmma.sum": "wgmma_instructions",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "tensor_pipe_pct",
+    "sm__pipe_tensor_op_gmma_cycles_active.avg.pct_of_peak_sustained_elapsed": "gmma_pipe_pct",
+    "lts__t_sector_hit_rate.pct": "l2_hit_pct",
+    "lts__t_bytes.sum": "l2_bytes",
+    "dram__bytes_read.sum": "dram_read_bytes",
+    "dram__bytes_write.sum": "dram_write_bytes",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_pct",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "l2_pct",
+    "launch__registers_per_thread": "registers",
+    "launch__grid_size": "ctas",
+}
+LAUNCHES = 6
+
+
+@click.command()
+@click.argument("shape")
+@click.option("--dtype", default="float16")
+@click.option("--bundle", "bundle_path", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path))
+@click.option("--child", is_flag=True, hidden=True)
+def main(shape: str, dtype: str, bundle_path: Path, output: Path | None, child: bool) -> None:
+    """Profiles the bundle's config for SHAPE, and cuBLAS beside it."""
+    problem = Problem.parse(shape, dtype)
+    if child:
+        _launch_both(problem, bundle_path)
+        return
+    rows = _profiled([sys.executable, *sys.argv, "--child"])
+    own, cublas = _kernel_named(rows, "gemm_"), _kernel_named(rows, "nvjet", "gemm", "sm90")
+    compulsory = problem.compulsory_bytes
+    summary = {"problem": str(problem), "compulsory_bytes": compulsory, "own": own, "cublas": cublas}
+    click.echo("\n".join(f"{name:22} {own.get(name)!s:>24} {cublas.get(name)!s:>24}" for name in own))
+    if output is not None:
+        command = "python bench/profile.py " + " ".join(sys.argv[1:])
+        write_report(output, "profile", command, provenance.collect(0, command), summary)
+
+
+def _launch_both(problem: Problem, bundle_path: Path) -> None:
+    entry = Bundle.load(bundle_path).find(problem, driver.device_spec(0), compiler.source_digest())
+    if entry is None:
+        raise CupygemmError(f"{bundle_path} has no entry for {problem} on this device and these sources")
+    plan = Plan(problem, LoadedKernel(compiler.compile_kernel(KernelSpec.of(problem), entry.config)))
+    cupy = driver.cupy()
+    gemm = Cublas().gemm
+    rng = cupy.random.default_rng(0)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        for _ in range(LAUNCHES):
+            # Fresh operands for each pair of launches: nothing is left of them in L2, as when sets are rotated.
+            a, b = verify.draw_operands(rng, problem, verify.ZERO_MEAN)
+            out = cupy.empty((problem.m, problem.n), verify.numpy_dtype(problem.out_dtype))
+            for launch in (plan, gemm):
+                cupy.empty(2 * driver.device_spec(0).l2_bytes, dtype=cupy.uint8).fill(1)
+                launch(a, b, out)
+        stream.synchronize()
+
+
+def _profiled(command: list[str]) -> list[dict[str, str]]:
+    """One dictionary of raw metrics for each kernel launched."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise click.ClickException("Nsight Compute (ncu) is not on the PATH")
+    call = [ncu, "--csv", "--page", "raw", "--clock-control", "none", "--metrics", ",".join(METRICS)]
+    call += ["--kernel-name-base", "mangled", "-k", "regex:gemm_|nvjet|sm90"]
+    done = subprocess.run([*call, *command], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise click.ClickException(f"ncu ended with status {done.returncode}: {done.stdout[-800:]}{done.stderr[-800:]}")
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    header, _units, *rows = csv.reader(lines)
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def _kernel_named(rows: list[dict[str, str]], *parts: str) -> dict[str, Any]:
+    """Medians over the launches of the kernels whose name has one of `parts`, the first part that any has."""
+    for part in parts:
+        found = [row for row in rows if part in row["Kernel Name"]]
+        if found:
+            break
+    else:
+        raise click.ClickException(f"no kernel named like {' or '.join(parts)} among {len(rows)} profiled")
+    values = {short: _median(row.get(name, "") for row in found) for name, short in METRICS.items()}
+    return {"kernel": found[0]["Kernel Name"][:80], "launches": len(found), **values}
+
+
+def _median(texts: Any) -> float | None:
+    numbers = [float(text.replace(",", "")) for text in texts if text.replace(",", "").replace(".", "", 1).isdigit()]
+    return median(numbers) if numbers else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Rows of `bench/results/*.json`: cupygemm, cuBLAS and the best cublasLt algorithm in one interleaved run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cupygemm.atomic import write_atomically
+from cupygemm.config import KernelConfig
+from cupygemm.errors import VerificationError
+from cupygemm.graphs import Launch
+from cupygemm.measure import CUBLAS, CUBLASLT, ROTATED, THOROUGH, Bench, Effort, Timing
+from cupygemm.measurement import Measurement, Status
+from cupygemm.problem import Problem
+
+SCHEMA = "cupygemm.results/1"
+OWN, TORCH = "cupygemm", "torch"
+
+
+def benchmark(
+    bench: Bench,
+    launch: Launch,
+    config: KernelConfig | None = None,
+    mode: str = ROTATED,
+    torch: Launch | None = None,
+    effort: Effort = THOROUGH,
+) -> dict[str, Any]:
+    """Measures one problem thoroughly and gives its row.
+
+    Args:
+        bench: of the problem, on the device.
+        launch: what cupygemm runs, a `Plan` of `config`.
+        config: None where cupygemm leaves the problem to cuBLAS.
+        mode: `ROTATED` or `RESIDENT`.
+        torch: torch.matmul into `out`, if it is to be compared.
+        effort: how long.
+
+    Raises:
+        VerificationError: the result is wrong; no time is reported for it.
+        LaunchError: CUDA or cuBLAS refused.
+    """
+    verdict = bench.verify(launch)
+    if not verdict.ok:
+        raise VerificationError(f"{bench.problem}: {verdict.detail}")
+    launches: dict[str, Launch] = {OWN: launch}
+    best = bench.cublaslt(mode)
+    if best is not None:
+        launches[CUBLASLT] = best.run
+    if torch is not None:
+        launches[TORCH] = torch
+    timing = bench.time(launches, effort, mode)
+    return result_row(bench.problem, timing, verdict.error, config, mode, bench.bytes_rotated(mode))
+
+
+def result_row(
+    problem: Problem, timing: Timing, error: float, config: KernelConfig | None, mode: str, bytes_rotated: int
+) -> dict[str, Any]:
+    """One row, as the schema names its fields.
+
+    Args:
+        timing: samples by name: `OWN`, and those of the baselines that there are.
+        error: relative Frobenius error against float64.
+        config: None where cuBLAS computed it.
+        bytes_rotated: of all operand sets.
+    """
+    spread = Measurement(Status.OK, samples_us=tuple(timing.samples_us[OWN])).spread
+    return {
+        **problem.to_dict(),
+        "pdl": False,
+        "mode": mode,
+        "bytes_rotated": bytes_rotated,
+        "kernel": "cublas" if config is None else "own",
+        **{f"{name}_us": timing.median_us(name) for name in (OWN, CUBLAS, CUBLASLT, TORCH)},
+        "error": error,
+        "spread": spread,
+        "config": None if config is None else config.to_dict(),
+        "sm_clock_mhz": timing.reading.clock_mhz,
+        "power_w": timing.reading.power_w,
+    }
+
+
+def write_results(
+    path: Path, name: str, command: str, provenance: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Writes a results file, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: a number is not finite.
+    """
+    results = {"schema": SCHEMA, "name": name, "command": command, "provenance": dict(provenance), "rows": list(rows)}
+    write_atomically(path, (json.dumps(results, indent=1, allow_nan=False) + "\n").encode())

@@ -1,0 +1,321 @@
+"""What ships: `Bundle`, the best configs of one device, as a YAML file that is safe to take from strangers.
+
+A bundle is validated whole when it is read: an error names the key and says what is legal there. What a reader
+cannot trust is refused before YAML objects are built: a file too large, nested too deep, or with aliases.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, PrivateAttr, ValidationError
+
+from cupygemm import __version__
+from cupygemm.atomic import write_atomically
+from cupygemm.config import KernelConfig
+from cupygemm.device import DeviceSpec
+from cupygemm.errors import BundleError
+from cupygemm.measurement import Measurement
+from cupygemm.problem import Problem
+from cupygemm.validation import describe
+
+log = logging.getLogger(__name__)
+
+SCHEMA: Literal["cupygemm.bundle/1"] = "cupygemm.bundle/1"
+MAX_BYTES = 8 * 1024 * 1024
+"""Largest file that is read: some eight thousand entries."""
+MAX_DEPTH = 12
+"""Deepest nesting that is parsed; a bundle itself needs four."""
+
+_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def _reader(kind: type[Problem] | type[KernelConfig]) -> Callable[[Any], Any]:
+    """A validator that takes an instance, or a mapping with exactly the fields of `kind`."""
+    names = tuple(kind.__dataclass_fields__)
+
+    def read(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, dict):
+            raise ValueError(f"a mapping with the keys {', '.join(names)} belongs here")
+        missing = [name for name in names if name not in value]
+        unknown = [str(name) for name in value if name not in names]
+        if missing or unknown:
+            found = " and ".join(f"{what} {', '.join(keys)}" for what, keys in _named(missing, unknown))
+            raise ValueError(f"{found}; its keys are {', '.join(names)}")
+        return kind.from_dict(value)
+
+    return read
+
+
+def _named(missing: list[str], unknown: list[str]) -> list[tuple[str, list[str]]]:
+    return [(what, keys) for what, keys in (("missing", missing), ("unknown", unknown)) if keys]
+
+
+def _as_dict(value: Problem | KernelConfig) -> dict[str, Any]:
+    return value.to_dict()
+
+
+_ProblemField = Annotated[Problem, PlainValidator(_reader(Problem)), PlainSerializer(_as_dict)]
+_ConfigField = Annotated[KernelConfig, PlainValidator(_reader(KernelConfig)), PlainSerializer(_as_dict)]
+_Time = Annotated[float, Field(gt=0)]
+
+
+class _Strict(BaseModel):
+    """No conversion, no infinities, and a key that is not known is an error."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Open(BaseModel):
+    """The same, but keys that a later version may have added are kept as they are."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
+
+
+class Tool(_Open):
+    """What made the bundle: the package's version and the digest of the kernel's sources."""
+
+    version: str
+    source_digest: str
+
+
+class BundleDevice(_Open):
+    """The GPU that the configs were measured on.
+
+    Attributes:
+        sm_count: its streaming multiprocessors.
+        driver, cuda, nvrtc: versions; None where unknown.
+    """
+
+    name: str
+    compute_capability: Annotated[list[int], Field(min_length=2, max_length=2)]
+    sm_count: Annotated[int, Field(ge=1)]
+    driver: str | None = None
+    cuda: str | None = None
+    nvrtc: str | None = None
+
+    @classmethod
+    def of(cls, device: DeviceSpec, provenance: dict[str, Any]) -> Self:
+        """From a device and `provenance.collect`'s record of the versions."""
+        versions = {key: _text(provenance.get(key)) for key in ("driver", "cuda", "nvrtc")}
+        capability = list(device.compute_capability)
+        return cls(name=device.name, compute_capability=capability, sm_count=device.sm_count, **versions)
+
+    def is_like(self, other: DeviceSpec | BundleDevice) -> bool:
+        """Whether configs tuned on one hold on the other: same name, compute capability and SM count."""
+        mine = (self.name, tuple(self.compute_capability), self.sm_count)
+        return mine == (other.name, tuple(other.compute_capability), other.sm_count)
+
+
+class Measured(_Open):
+    """Times in µs, sizes in bytes, clock in MHz; None where something was not measured.
+
+    Attributes:
+        us: median GPU time of a launch, rotated operands.
+        cublas_us, cublaslt_us: the baselines of the same run.
+        speedup: cublas_us / us.
+        spread: half the interquartile range over the median.
+        error: relative Frobenius error against float64.
+    """
+
+    us: _Time
+    cublas_us: _Time | None = None
+    cublaslt_us: _Time | None = None
+    speedup: _Time | None = None
+    spread: float | None = None
+    error: float | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    clock_mhz: int | None = None
+
+    @classmethod
+    def of(cls, measurement: Measurement, **known: float | None) -> Self:
+        """From a measurement that is OK; `known` overrides single fields.
+
+        Raises:
+            BundleError: the measurement has no time.
+        """
+        if measurement.us is None:
+            raise BundleError(f"a {measurement.status} measurement has no time to put in a bundle")
+        names = ("us", "cublas_us", "speedup", "spread", "error", "registers", "spill_bytes", "clock_mhz")
+        return cls(**{**{name: getattr(measurement, name) for name in names}, **known})
+
+
+class SearchInfo(_Open):
+    """How the config was found."""
+
+    strategy: str
+    seed: int | None = None
+    evaluations: int
+
+
+class Entry(_Strict):
+    """One problem and the best config known for it.
+
+    Attributes:
+        provenance: date, commit, driver and so on of the measurement, as `provenance.collect` gives them.
+    """
+
+    problem: _ProblemField
+    config: _ConfigField
+    measured: Measured
+    search: SearchInfo
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+
+class Bundle(_Strict):
+    """Best configs of one device and one version of the kernel's sources.
+
+    Attributes:
+        schema_: "cupygemm.bundle/1" (the key is `schema`).
+        created: when it was first written, ISO 8601.
+        entries: at most one a problem.
+    """
+
+    model_config = ConfigDict(populate_by_name=True, protected_namespaces=())
+
+    schema_: Literal["cupygemm.bundle/1"] = Field(default=SCHEMA, alias="schema")
+    created: str
+    tool: Tool
+    device: BundleDevice
+    entries: list[Entry] = Field(default_factory=list)
+    _warned: set[int] = PrivateAttr(default_factory=set)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuses two entries for one problem."""
+        super().model_post_init(context)
+        seen: set[Problem] = set()
+        for i, entry in enumerate(self.entries):
+            if entry.problem in seen:
+                raise ValueError(f"entries[{i}]: a second entry for {entry.problem}")
+            seen.add(entry.problem)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads and validates a bundle.
+
+        Raises:
+            BundleError: the file cannot be read, is no YAML, or is not a bundle; the message names the key.
+        """
+        document = _read_yaml(path)
+        if not isinstance(document, dict):
+            raise BundleError(f"{path}: a bundle is a mapping that starts with `schema: {SCHEMA}`")
+        if document.get("schema") != SCHEMA:
+            raise BundleError(f"{path}: schema is {document.get('schema')!r}: this version reads {SCHEMA}")
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise BundleError(f"{path}: {describe(error)}") from error
+
+    def save(self, path: Path) -> None:
+        """Writes the bundle atomically; `load` gives an equal one.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_atomically(path, self.to_yaml().encode())
+
+    def to_yaml(self) -> str:
+        """The whole file."""
+        document = self.model_dump(mode="json", by_alias=True)
+        return yaml.dump(document, Dumper=_NoAliases, sort_keys=False, allow_unicode=True, width=120)
+
+    def find(self, problem: Problem, device: DeviceSpec, source_digest: str) -> Entry | None:
+        """The entry for exactly this problem, unless it was measured on another device or with other sources.
+
+        An entry that is passed over for that reason is logged as a warning, the first time.
+        """
+        for i, entry in enumerate(self.entries):
+            if entry.problem != problem:
+                continue
+            reason = self._mismatch(device, source_digest)
+            if reason is None:
+                return entry
+            if i not in self._warned:
+                self._warned.add(i)
+                log.warning("bundle entry for %s is skipped: %s", problem, reason)
+        return None
+
+    def merged(self, other: Bundle) -> Bundle:
+        """This bundle with another's entries: theirs replace those for the same problem.
+
+        Raises:
+            BundleError: the other is of another device or other sources.
+        """
+        if not self.device.is_like(other.device):
+            raise BundleError(f"entries of {other.device.name} do not belong in a bundle of {self.device.name}")
+        if self.tool.source_digest != other.tool.source_digest:
+            raise BundleError("entries measured with other kernel sources do not belong in this bundle")
+        entries = {entry.problem: entry for entry in (*self.entries, *other.entries)}
+        return Bundle(created=self.created, tool=other.tool, device=other.device, entries=list(entries.values()))
+
+    def _mismatch(self, device: DeviceSpec, source_digest: str) -> str | None:
+        if not self.device.is_like(device):
+            return (
+                f"it was measured on {self.device.name} with {self.device.sm_count} SMs, "
+                f"this is {device.name} with {device.sm_count}"
+            )
+        if self.tool.source_digest != source_digest:
+            return f"the kernel's sources have changed since ({self.tool.source_digest[:12]}, now {source_digest[:12]})"
+        return None
+
+
+def new_bundle(device: BundleDevice, source_digest: str, entries: Iterable[Entry] = ()) -> Bundle:
+    """A bundle made now by this version of the package."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    tool = Tool(version=__version__, source_digest=source_digest)
+    return Bundle(created=now, tool=tool, device=device, entries=list(entries))
+
+
+class _NoAliases(_Dumper):  # type: ignore[misc]
+    """Writes equal objects twice: `load` refuses aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise BundleError(f"{path}: larger than {MAX_BYTES} bytes, no bundle is")
+    try:
+        _refuse_bombs(path, data)
+        return yaml.load(data, Loader=_Loader)  # a SafeLoader: builds plain data only
+    except (yaml.YAMLError, ValueError) as error:
+        if isinstance(error, BundleError):
+            raise
+        raise BundleError(f"{path}: not YAML that can be read: {' '.join(str(error).split())}") from error
+
+
+def _refuse_bombs(path: Path, data: bytes) -> None:
+    """Walks the events, which builds nothing: aliases can multiply a file, and nesting can exhaust the C stack."""
+    depth = 0
+    for event in yaml.parse(data, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise BundleError(f"{path}, {_place(event)}: aliases and anchors are not allowed in a bundle")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise BundleError(f"{path}, {_place(event)}: nested deeper than {MAX_DEPTH} levels")
+
+
+def _place(event: yaml.Event) -> str:
+    return "line unknown" if event.start_mark is None else f"line {event.start_mark.line + 1}"
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,79 @@
+"""CUDA graphs of many launches, and their replay by turns between events: how time is taken."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cupygemm import driver
+
+Launch = Callable[[Any, Any, Any], None]
+"""`launch(a, b, out)`: queues out = a · b on CuPy's current stream, without synchronising; a `Plan`, for one."""
+
+
+class OperandSet(NamedTuple):
+    """Arguments of one launch: a [m, k], b [k, n], out [m, n]."""
+
+    a: Any
+    b: Any
+    out: Any
+
+
+class TimedGraph(NamedTuple):
+    """A CUDA graph of `launches` launches, one after the other."""
+
+    graph: Any
+    launches: int
+
+
+def capture(launch: Launch, sets: Sequence[OperandSet], launches: int) -> TimedGraph:
+    """Captures launches over the sets in turn, on the current stream, which must not be the default stream."""
+    cupy = driver.cupy()
+    stream = cupy.cuda.get_current_stream()
+    stream.begin_capture()
+    try:
+        for index in range(launches):
+            launch(*sets[index % len(sets)])
+    except BaseException:
+        # A capture that is not ended makes the stream useless; ending one that broke raises once more.
+        with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+            stream.end_capture()
+        raise
+    return TimedGraph(stream.end_capture(), launches)
+
+
+def interleave(
+    graphs: Mapping[str, TimedGraph], rounds: int, meanwhile: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
+    """Replays all graphs once a round, by turns, on the current stream, and waits for the end.
+
+    Every other round goes through them backwards, so that none always follows the same one.
+
+    Args:
+        graphs: by name.
+        rounds: samples of each.
+        meanwhile: called once all is queued, while the GPU works.
+
+    Returns:
+        by name, µs of one launch, one sample a round, in the order taken.
+    """
+    event = driver.cupy().cuda.Event
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in graphs}
+    # Not timed: they warm up, and keep the GPU busy while the rounds are queued behind them.
+    for timed in graphs.values():
+        timed.graph.launch()
+    for index in range(rounds):
+        for name in list(graphs) if index % 2 == 0 else reversed(list(graphs)):
+            start, end = event(), event()
+            start.record()
+            graphs[name].graph.launch()
+            end.record()
+            marks[name].append((start, end))
+    meanwhile()
+    driver.cupy().cuda.get_current_stream().synchronize()
+    return {name: [_elapsed_us(*pair) / graphs[name].launches for pair in marks[name]] for name in graphs}
+
+
+def _elapsed_us(start: Any, end: Any) -> float:
+    return float(driver.cupy().cuda.get_elapsed_time(start, end)) * 1000.0

@@ -1,0 +1,360 @@
+"""The one way in which anything here is timed: verify, capture in CUDA graphs, replay candidate and baseline by turns.
+
+1. Verify: the candidate computes two products, one of zero-mean and one of positive-mean operands, into a guarded
+   output full of NaN; both must be within the bounds of `verify`, and so must one of those that its graph replays.
+2. Capture: one CUDA graph of many launches, over operand sets that together are twice the L2 ("rotated"), or over one
+   set ("resident"); the graph lasts about 300 µs or more, so that its own launch does not count.
+3. Interleave: graphs of candidate and baseline by turns, each between two events, queued without waiting, so that the
+   GPU is always behind the host and no sample holds a launch's latency. Two GPUs of one kind, or one at two moments,
+   differ by more than most tuning gains: only times of one interleaved run compare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from cupygemm import driver, telemetry, verify
+from cupygemm.cublas import NOT_SUPPORTED, Cublas, CublasError, CublasLt, LtAlgorithm
+from cupygemm.errors import LaunchError, VerificationError
+from cupygemm.graphs import Launch, OperandSet, TimedGraph, capture, interleave
+from cupygemm.measurement import Measurement, Status
+from cupygemm.problem import Problem
+from cupygemm.telemetry import Reading
+from cupygemm.verify import GuardedOutput, Reference, Verdict
+
+ROTATED, RESIDENT = "rotated", "resident"
+MODES = (ROTATED, RESIDENT)
+
+GRAPH_US = 300.0
+"""What a graph lasts at least, where the estimate is right: long beside a graph launch, which takes about 10 µs."""
+MAX_SETS = 200
+"""Most operand sets: as many as launches of `estimated_us` at its least fill a graph. Where so many are still smaller
+than twice the L2, each launch has a set of its own."""
+SLOW_RATIO = 3.0
+"""A candidate so many times slower than cuBLAS in its first rounds is not timed further."""
+WRONG_BASELINE = 1e-2
+"""Relative error that no baseline can have: cuBLAS may add up split-K partials in 16 bits, but stays far below it."""
+LT_ALGORITHMS = 16
+LT_ROUNDS = 5
+
+CUBLAS, CUBLASLT = "cublas", "cublaslt"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure.
+
+    Attributes:
+        trial_rounds: rounds after which a hopeless candidate is given up.
+        rounds: all rounds, the first ones included.
+    """
+
+    trial_rounds: int
+    rounds: int
+
+
+QUICK = Effort(trial_rounds=2, rounds=10)
+"""For a search: some 10 ms for a 50 µs kernel and its baseline."""
+THOROUGH = Effort(trial_rounds=10, rounds=60)
+"""To choose a winner, and for everything that is reported."""
+
+
+@dataclass
+class Timing:
+    """One interleaved run.
+
+    Attributes:
+        samples_us: by name, GPU time of one launch, µs, one a round in the order taken.
+        reading: clock and power in the middle of it.
+    """
+
+    samples_us: dict[str, list[float]]
+    reading: Reading = field(default_factory=Reading)
+
+    def median_us(self, name: str) -> float | None:
+        """Median of one graph's samples; None where it was not timed."""
+        samples = self.samples_us.get(name)
+        return median(samples) if samples else None
+
+
+def estimated_us(problem: Problem) -> float:
+    """About what a very good kernel takes on an H200, µs; it only sizes graphs.
+
+    880 TFLOP/s is WGMMA's sustained rate in 16 bits, 4.3 TB/s that of a copy, 1.5 µs an almost empty kernel (H200,
+    2026-11).
+    """
+    return max(problem.flops / 880e6, problem.compulsory_bytes / 4.3e6) + 1.5
+
+
+def num_sets(problem: Problem, l2_bytes: int) -> int:
+    """Operand sets whose bytes are at least twice the L2, or as many as there may be."""
+    return min(MAX_SETS, math.ceil(2 * l2_bytes / problem.compulsory_bytes))
+
+
+def num_launches(problem: Problem, sets: int) -> int:
+    """Launches of a graph: every set equally often, and no less than `GRAPH_US`."""
+    return sets * math.ceil(GRAPH_US / (sets * estimated_us(problem)))
+
+
+@cache
+def _stream(device: int) -> Any:
+    """The one stream on which a device is measured: memory freed by one bench serves the next in stream order."""
+    cupy = driver.cupy()
+    with cupy.cuda.Device(device):
+        return cupy.cuda.Stream(non_blocking=True)
+
+
+@contextlib.contextmanager
+def _active(device: int) -> Iterator[None]:
+    """Makes a device and its measuring stream current.
+
+    Raises:
+        LaunchError: in place of CuPy's own exceptions.
+    """
+    cupy = driver.cupy()
+    try:
+        with cupy.cuda.Device(device), _stream(device):
+            yield
+    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+        raise LaunchError(str(error)) from error
+
+
+def is_usable(device: int) -> bool:
+    """Whether this process can still use the device: after a fault inside a kernel it cannot, until it ends."""
+    try:
+        with _active(device):
+            driver.cupy().cuda.Device(device).synchronize()
+    except LaunchError:
+        return False
+    return True
+
+
+class Bench:
+    """All that is needed to verify and time candidates for one problem on one device.
+
+    Attributes:
+        problem, device: what for, and where (CUDA index).
+        has_baseline: whether cuBLAS has this combination of dtypes.
+    """
+
+    def __init__(self, problem: Problem, device: int = 0, seed: int = 0) -> None:
+        """Draws operands, computes the float64 references and checks the baseline against them.
+
+        Raises:
+            LaunchError: no such device, no cuBLAS, or CUDA refused.
+            VerificationError: cuBLAS itself is wrong, so this module calls it wrongly.
+        """
+        self.problem = problem
+        self.device = device
+        self._graphs: dict[str, TimedGraph] = {}
+        self._lt_best: dict[str, LtAlgorithm | None] = {}
+        l2_bytes = driver.device_spec(device).l2_bytes
+        with _active(device):
+            cupy = driver.cupy()
+            rng = cupy.random.default_rng(seed)
+            self._sets = [self._draw_set(rng) for _ in range(num_sets(problem, l2_bytes))]
+            cases = [self._sets[0][:2], verify.draw_operands(rng, problem, verify.POSITIVE_MEAN)]
+            self._cases = [(a, b, Reference.of(a, b, problem)) for a, b in cases]
+            self._guarded = GuardedOutput(cupy, (problem.m, problem.n), problem.out_dtype)
+            self._cublas, self._lt = Cublas(), CublasLt()
+            self.has_baseline = self._check_baseline()
+
+    def _draw_set(self, rng: Any) -> OperandSet:
+        a, b = verify.draw_operands(rng, self.problem, verify.ZERO_MEAN)
+        dtype = verify.numpy_dtype(self.problem.out_dtype)
+        return OperandSet(a, b, driver.cupy().empty((self.problem.m, self.problem.n), dtype))
+
+    def _check_baseline(self) -> bool:
+        try:
+            error = self.verify(self._cublas.gemm).error
+        except CublasError as refusal:
+            if refusal.status == NOT_SUPPORTED:
+                return False
+            raise
+        if not error < WRONG_BASELINE:
+            raise VerificationError(f"{self.problem}: cuBLAS differs from float64 by {error:.2e}")
+        return True
+
+    def is_sound(self) -> bool:
+        """Whether operands and references are still what they were, as cuBLAS can tell: a stray write spoils them."""
+        return not self.has_baseline or self.verify(self._cublas.gemm).error < WRONG_BASELINE
+
+    @property
+    def device_bytes(self) -> int:
+        """About what this bench holds of device memory."""
+        references = 2 * 12 * self.problem.m * self.problem.n
+        return (len(self._sets) + 2) * self.problem.compulsory_bytes + references
+
+    def bytes_rotated(self, mode: str) -> int:
+        """Bytes of all operand sets that a graph of this mode goes through."""
+        return len(self._operands(mode)) * self.problem.compulsory_bytes
+
+    def verify(self, launch: Launch) -> Verdict:
+        """Runs a candidate on zero-mean and on positive-mean operands.
+
+        Returns:
+            the verdict on the first that fails, or the one with the larger error.
+
+        Raises:
+            CupygemmError: whatever the candidate raises; LaunchError where it faults.
+        """
+        verdicts: list[Verdict] = []
+        for a, b, reference in self._cases:
+            verdicts.append(self._verify_case(launch, a, b, reference))
+            if not verdicts[-1].ok:
+                return verdicts[-1]
+        return max(verdicts, key=lambda verdict: verdict.error)
+
+    def _verify_case(self, launch: Launch, a: Any, b: Any, reference: Reference) -> Verdict:
+        with _active(self.device):
+            self._guarded.poison()
+            launch(a, b, self._guarded.array)
+            verdict = verify.check(self._guarded.array, reference)
+            intact = self._guarded.intact()
+        return Verdict(verdict.error, verdict.frobenius_bound, verdict.worst_element, intact)
+
+    def measure(self, launch: Launch, effort: Effort = QUICK, mode: str = ROTATED) -> Measurement:
+        """Verifies one candidate and times it against cuBLAS; a wrong one is not timed.
+
+        Raises:
+            CupygemmError: whatever the candidate raises; LaunchError where it faults.
+        """
+        return self.measure_all([launch], effort, mode)[0]
+
+    def measure_all(self, launches: Sequence[Launch], effort: Effort, mode: str = ROTATED) -> list[Measurement]:
+        """Verifies candidates and times those that are right against cuBLAS and each other, in one run.
+
+        Raises:
+            CupygemmError: whatever a candidate raises; LaunchError where one faults.
+        """
+        verdicts = {str(index): self.verify(launch) for index, launch in enumerate(launches)}
+        with _active(self.device):
+            right = [(name, launches[int(name)]) for name, verdict in verdicts.items() if verdict.ok]
+            graphs = {name: self._capture(launch, mode) for name, launch in right}
+            for name, timed in list(graphs.items()):
+                replayed = self._verify_replay(timed)
+                if not replayed.ok:
+                    verdicts[name] = replayed
+                    del graphs[name]
+            timing = self._time(graphs, effort, mode) if graphs else Timing({})
+        return [_measurement(verdict, timing, name) for name, verdict in verdicts.items()]
+
+    def _verify_replay(self, timed: TimedGraph) -> Verdict:
+        """Whether a launch in the midst of others is right: some races show only there."""
+        out = self._sets[0].out
+        out.view(np.uint8).fill(0xFF)
+        timed.graph.launch()
+        return verify.check(out, self._cases[0][2])
+
+    def time(self, launches: Mapping[str, Launch], effort: Effort, mode: str = ROTATED) -> Timing:
+        """Times candidates that are known to be right, with cuBLAS among them as `CUBLAS` where it has the dtypes.
+
+        Raises:
+            CupygemmError: whatever a candidate raises; LaunchError where one faults.
+        """
+        with _active(self.device):
+            return self._time({name: self._capture(launch, mode) for name, launch in launches.items()}, effort, mode)
+
+    def _time(self, candidates: Mapping[str, TimedGraph], effort: Effort, mode: str) -> Timing:
+        graphs = dict(candidates)
+        if self.has_baseline:
+            graphs[CUBLAS] = self._baseline_graph(mode)
+        timing = Timing(interleave(graphs, effort.trial_rounds))
+        if _hopeless(timing, list(candidates)):
+            return timing
+        rest = interleave(graphs, effort.rounds - effort.trial_rounds, lambda: self._read_into(timing))
+        for name, samples in rest.items():
+            timing.samples_us[name] += samples
+        return timing
+
+    def _read_into(self, timing: Timing) -> None:
+        timing.reading = telemetry.read(self.device)
+
+    def _operands(self, mode: str) -> list[OperandSet]:
+        return self._sets if mode == ROTATED else self._sets[:1]
+
+    def _capture(self, launch: Launch, mode: str) -> TimedGraph:
+        sets = self._operands(mode)
+        return capture(launch, sets, num_launches(self.problem, len(sets)))
+
+    def _baseline_graph(self, mode: str) -> TimedGraph:
+        if mode not in self._graphs:
+            self._graphs[mode] = self._capture(self._cublas.gemm, mode)
+        return self._graphs[mode]
+
+    def cublaslt(self, mode: str = ROTATED) -> LtAlgorithm | None:
+        """The fastest of the algorithms that cublasLt proposes, timed once; None where it has none.
+
+        Raises:
+            VerificationError: its result is wrong, so this package calls it wrongly.
+        """
+        if mode not in self._lt_best:
+            self._lt_best[mode] = self._fastest_lt(mode)
+        return self._lt_best[mode]
+
+    def _fastest_lt(self, mode: str) -> LtAlgorithm | None:
+        with _active(self.device):
+            try:
+                proposed = self._lt.algorithms(*self._sets[0], count=LT_ALGORITHMS)
+            except CublasError as refusal:
+                if refusal.status == NOT_SUPPORTED:
+                    return None
+                raise
+            running = {str(index): algorithm for index, algorithm in enumerate(proposed) if self._runs(algorithm)}
+            if not running:
+                return None
+            graphs = {name: self._capture(algorithm.run, mode) for name, algorithm in running.items()}
+            samples = interleave(graphs, LT_ROUNDS)
+        best = running[min(samples, key=lambda name: median(samples[name]))]
+        error = self.verify(best.run).error
+        if not error < WRONG_BASELINE:
+            raise VerificationError(f"{self.problem}: cublasLt differs from float64 by {error:.2e}")
+        return best
+
+    def _runs(self, algorithm: LtAlgorithm) -> bool:
+        try:
+            algorithm.run(*self._sets[0])
+        except CublasError:
+            return False
+        return True
+
+    def baselines(self, mode: str = ROTATED) -> dict[str, Any]:
+        """What the libraries need, from one interleaved run: `cublas_us`, `cublaslt_us`, `cublaslt_algorithm`."""
+        best = self.cublaslt(mode)
+        candidates = {} if best is None else {CUBLASLT: best.run}
+        timing = self.time(candidates, THOROUGH, mode) if candidates or self.has_baseline else Timing({})
+        return {
+            "cublas_us": timing.median_us(CUBLAS),
+            "cublaslt_us": timing.median_us(CUBLASLT),
+            "cublaslt_algorithm": best.describe() if best else None,
+        }
+
+
+def _hopeless(timing: Timing, names: Sequence[str]) -> bool:
+    """Whether cuBLAS was timed and every candidate is far slower."""
+    baseline = timing.median_us(CUBLAS)
+    if baseline is None or not names:
+        return False
+    return all(median(timing.samples_us[name]) > SLOW_RATIO * baseline for name in names)
+
+
+def _measurement(verdict: Verdict, timing: Timing, name: str) -> Measurement:
+    error = verdict.error if math.isfinite(verdict.error) else None
+    if not verdict.ok:
+        return Measurement(Status.WRONG_RESULT, error=error, detail=verdict.detail)
+    return Measurement(
+        Status.OK,
+        samples_us=tuple(timing.samples_us[name]),
+        baseline_us=tuple(timing.samples_us.get(CUBLAS, ())),
+        error=error,
+        clock_mhz=timing.reading.clock_mhz,
+        power_w=timing.reading.power_w,
+    )

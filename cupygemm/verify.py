@@ -1,0 +1,237 @@
+"""Whether a product is right: two bounds against float64 that an accumulator of less than fp32 cannot meet.
+
+Everything here works on NumPy and on CuPy arrays alike. Two bounds, because each sees what the other cannot: the
+relative Frobenius error sees an error spread thinly over all elements, as a 16-bit accumulator leaves it; the element
+bound sees one wrong element among millions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from cupygemm.problem import Problem
+
+Array = Any
+"""A NumPy or CuPy array."""
+
+ZERO_MEAN = "zero_mean"
+POSITIVE_MEAN = "positive_mean"
+DATA_KINDS = (ZERO_MEAN, POSITIVE_MEAN)
+"""Operands to verify with: standard normal; uniform in [0, 1), where a short accumulator swallows small addends."""
+
+GUARD_BYTES = 65536
+"""Poisoned memory before and behind a guarded output."""
+
+ROW_ALIGNMENT = 16
+"""Bytes of which TMA wants row strides to be a multiple."""
+
+MMA_DEPTH = 16
+"""Products that one WGMMA on 16-bit operands adds to an accumulator at once (PTX ISA, wgmma.mma_async: k16)."""
+
+
+class Rounding(NamedTuple):
+    """How a dtype rounds: relative error `unit` in its normal range, absolute error `tiny` below."""
+
+    unit: float
+    tiny: float
+
+
+# fp32 and bf16 results below the normal range may be flushed to zero, so all of that range is allowed.
+ROUNDINGS = {
+    "float16": Rounding(2.0**-11, 2.0**-25),
+    "bfloat16": Rounding(2.0**-8, 2.0**-126),
+    "float32": Rounding(2.0**-24, 2.0**-126),
+}
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a name in `problem.DTYPE_BYTES`."""
+    if name in ("float16", "float32"):
+        return np.dtype(name)
+    # Loaded here: only the extras that bring CuPy, which works without it, bring ml_dtypes.
+    import ml_dtypes
+
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return found
+
+
+def draw_operands(rng: Any, problem: Problem, kind: str) -> tuple[Array, Array]:
+    """Random operands of a problem.
+
+    Args:
+        rng: a NumPy or CuPy Generator.
+        problem: gives shapes, dtypes and layout.
+        kind: one of `DATA_KINDS`.
+
+    Returns:
+        a [m, k] and b [k, n] in the problem's dtypes; an operand with layout `t` is a transposed view. Stored rows are
+        a multiple of 16 bytes apart, as TMA needs them, with NaN in what that adds to them.
+    """
+    scale = _positive_scale(problem.k) if kind == POSITIVE_MEAN else 1.0
+    a = _draw(rng, (problem.m, problem.k), problem.layout[0], kind, problem.a_dtype, scale)
+    b = _draw(rng, (problem.k, problem.n), problem.layout[1], kind, problem.b_dtype, 1.0)
+    return a, b
+
+
+def _draw(rng: Any, shape: tuple[int, int], layout: str, kind: str, dtype: str, scale: float) -> Array:
+    rows, columns = shape if layout == "n" else shape[::-1]
+    element = numpy_dtype(dtype)
+    padded = -(-columns * element.itemsize // ROW_ALIGNMENT) * ROW_ALIGNMENT // element.itemsize
+    draw = rng.standard_normal if kind == ZERO_MEAN else rng.random
+    values = draw((rows, padded), dtype=np.float32) * np.float32(scale)
+    values[:, columns:] = np.nan
+    stored = values.astype(element)[:, :columns]
+    return stored if layout == "n" else stored.T
+
+
+def _positive_scale(k: int) -> float:
+    """The power of two that keeps k / 4, the mean of a positive-mean product, within fp16 (65504)."""
+    return 2.0 ** -max(0, math.ceil(math.log2(k / 65536)))
+
+
+def element_tolerance(k: int) -> float:
+    """Largest error of an fp32-accumulated element, relative to the same element of |A||B|.
+
+    The tensor core truncates each addend at 24 bits of the largest: at most 2^-24 for each of k products and for the
+    running sum once every 16; twice that is allowed.
+    """
+    return (k + MMA_DEPTH) * 2.0**-23
+
+
+def frobenius_tolerance(k: int) -> float:
+    """Relative Frobenius error that fp32 accumulation may add to the rounding of the result.
+
+    Truncation errs in one direction, so errors add up over the k / 16 steps: about 17 addends of half an ulp a step
+    on a sum that grows to its final size, k · 2^-26. Twice that is allowed, and a floor for short k.
+    """
+    return (k / 4 + 32) * 2.0**-23
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The right answer for one pair of operands, and how far from it a right kernel may be.
+
+    Attributes:
+        product: float64 [m, n].
+        element_bound: float32 [m, n], largest |out - product|.
+        norm: Frobenius norm of the product.
+        frobenius_bound: largest relative Frobenius error. By the triangle inequality: what rounding this very product
+            to the result's dtype costs, plus twice what fp32 accumulation may have added before.
+    """
+
+    product: Array
+    element_bound: Array
+    norm: float
+    frobenius_bound: float
+
+    @classmethod
+    def of(cls, a: Array, b: Array, problem: Problem) -> Self:
+        """Computes the product in float64, on the device where the operands are.
+
+        Args:
+            a, b: [m, k] and [k, n].
+            problem: gives k and the result's dtype.
+        """
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        product = a @ b
+        magnitude = abs(a) @ abs(b)
+        rounding = ROUNDINGS[problem.out_dtype]
+        bound = rounding.unit * abs(product) + element_tolerance(problem.k) * magnitude + rounding.tiny
+        norm = _norm(product)
+        rounded = _norm(product.astype(numpy_dtype(problem.out_dtype)).astype(np.float64) - product)
+        # Where a product cancels, errors are relative to what was added up, which is never less than this.
+        added = max(norm, _norm(magnitude) / math.sqrt(problem.k))
+        allowed = rounded + 2 * frobenius_tolerance(problem.k) * added
+        return cls(product, bound.astype(np.float32), norm, _ratio(allowed, norm))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `check` found.
+
+    Attributes:
+        error: relative Frobenius error; NaN where an element is NaN or was never written.
+        frobenius_bound: what `error` may be.
+        worst_element: largest |out - product| over its bound: at most 1 is right.
+        guards_intact: nothing was written before or behind the output.
+    """
+
+    error: float
+    frobenius_bound: float
+    worst_element: float
+    guards_intact: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether the result is right. NaN compares false and so never passes."""
+        return self.error <= self.frobenius_bound and self.worst_element <= 1.0 and self.guards_intact
+
+    @property
+    def detail(self) -> str:
+        """One line that says what is wrong, empty when nothing is."""
+        if not self.guards_intact:
+            return "wrote outside the output"
+        if not math.isfinite(self.error):
+            return "an element is not finite or was not written"
+        if not self.error <= self.frobenius_bound:
+            return f"relative Frobenius error {self.error:.2e}, allowed {self.frobenius_bound:.2e}"
+        if not self.worst_element <= 1.0:
+            return f"an element is wrong by {self.worst_element:.1f} times what is allowed"
+        return ""
+
+
+def check(out: Array, reference: Reference) -> Verdict:
+    """Compares a result with its reference.
+
+    Args:
+        out: [m, n] in the problem's out_dtype, on the reference's device.
+    """
+    difference = out.astype(np.float64) - reference.product
+    worst = float((abs(difference) / reference.element_bound).max())
+    return Verdict(_ratio(_norm(difference), reference.norm), reference.frobenius_bound, worst)
+
+
+def _norm(array: Array) -> float:
+    return math.sqrt(float((array * array).sum()))
+
+
+def _ratio(error: float, norm: float) -> float:
+    if norm == 0.0:
+        return 0.0 if error == 0.0 else math.inf
+    return error / norm
+
+
+class GuardedOutput:
+    """An output inside a larger buffer, all of it poisoned: every byte 0xFF, which is NaN in every float dtype.
+
+    Attributes:
+        array: [m, n], contiguous, aligned as a fresh allocation would be.
+    """
+
+    def __init__(self, xp: ModuleType, shape: tuple[int, int], dtype: str) -> None:
+        """Allocates and poisons.
+
+        Args:
+            xp: numpy or cupy.
+            shape: of the output.
+            dtype: its name.
+        """
+        element = numpy_dtype(dtype)
+        self._size = shape[0] * shape[1] * element.itemsize
+        self._buffer = xp.empty(self._size + 2 * GUARD_BYTES, dtype=np.uint8)
+        self.array = self._buffer[GUARD_BYTES : GUARD_BYTES + self._size].view(element).reshape(shape)
+        self.poison()
+
+    def poison(self) -> None:
+        """Makes every element and both guards NaN."""
+        self._buffer.fill(0xFF)
+
+    def intact(self) -> bool:
+        """Whether both guards still hold their poison."""
+        before, behind = self._buffer[:GUARD_BYTES], self._buffer[GUARD_BYTES + self._size :]
+        return bool((before == 0xFF).all()) and bool((behind == 0xFF).all())

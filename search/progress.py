@@ -1,0 +1,151 @@
+"""What a tuning run shows as it goes: JSON lines for programs, a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cupygemm.search.tune import Trial
+
+Write = Callable[[str], None]
+"""Puts one line on standard output."""
+
+
+class Reporter(Protocol):
+    """Shows trials as they end, and the result."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Entered while trials come."""
+        ...
+
+    def trial(self, trial: Trial) -> None:
+        """One trial has ended."""
+        ...
+
+    def result(self, event: Mapping[str, Any]) -> None:
+        """The search has ended; `event` is the JSON event of that name."""
+        ...
+
+
+def make_reporter(write: Write, as_json: bool, total: int | None) -> Reporter:
+    """The reporter for where standard output goes.
+
+    Args:
+        write: puts a line there.
+        as_json: one JSON object a line, for programs.
+        total: evaluations to expect, if that is known.
+    """
+    if as_json:
+        return JsonReporter(write)
+    console = Console()
+    return LiveReporter(console, write, total) if console.is_terminal else PlainReporter(write, total)
+
+
+def trial_event(trial: Trial) -> dict[str, Any]:
+    """The JSON event of a trial."""
+    measurement = trial.measurement
+    return {
+        "event": "trial",
+        "index": trial.index,
+        "config": trial.config.to_dict(),
+        "status": measurement.status.value,
+        "us": measurement.us,
+        "speedup": measurement.speedup,
+        "spill_bytes": measurement.spill_bytes,
+        "registers": measurement.registers,
+        "best_us": trial.best_us,
+    }
+
+
+class JsonReporter:
+    """One JSON object a line, and nothing else."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Nothing to set up."""
+        return nullcontext()
+
+    def trial(self, trial: Trial) -> None:
+        """Writes the trial's event."""
+        self._write(json.dumps(trial_event(trial), allow_nan=False))
+
+    def result(self, event: Mapping[str, Any]) -> None:
+        """Writes the result's event."""
+        self._write(json.dumps(event, allow_nan=False))
+
+
+class PlainReporter:
+    """A line a trial, for logs and pipes."""
+
+    def __init__(self, write: Write, total: int | None) -> None:
+        self._write = write
+        self._of = "" if total is None else f"/{total}"
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Nothing to set up."""
+        return nullcontext()
+
+    def trial(self, trial: Trial) -> None:
+        """Writes how the trial ended and the best so far."""
+        measurement = trial.measurement
+        outcome = measurement.status.value if measurement.us is None else f"{measurement.us:.2f} µs"
+        best = "none yet" if trial.best_us is None else f"{trial.best_us:.2f} µs"
+        self._write(f"trial {trial.index + 1}{self._of}: {outcome}, best {best}")
+
+    def result(self, event: Mapping[str, Any]) -> None:
+        """Writes the summary."""
+        for line in summary(event):
+            self._write(line)
+
+
+class LiveReporter(PlainReporter):
+    """A bar with the best so far, redrawn in place; the summary is plain."""
+
+    def __init__(self, console: Console, write: Write, total: int | None) -> None:
+        super().__init__(write, total)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=console)
+        self._task = self._progress.add_task("", total=total)
+        self._failed = 0
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Draws the bar as long as it is entered."""
+        return self._progress
+
+    def trial(self, trial: Trial) -> None:
+        """Moves the bar on."""
+        self._failed += not trial.measurement.ok
+        best = "" if trial.best_us is None else f"best {trial.best_us:.2f} µs"
+        failed = f" · {self._failed} failed" if self._failed else ""
+        self._progress.update(self._task, advance=1, description=best + failed)
+
+
+def summary(event: Mapping[str, Any]) -> list[str]:
+    """The result event in words, a line each."""
+    spent = f"{event['evaluations']} evaluations, {event['seconds']:.1f} s, stopped by {event['stopped_by']}"
+    head = f"{event['problem']} {event['dtype']} {event['layout']} on {event['device']}"
+    lines = [f"{head}: {_best(event)} ({spent})"]
+    if event.get("fraction_of_optimum") is not None:
+        share = 100 * event["fraction_of_optimum"]
+        lines.append(f"  {share:.1f} % of the recorded optimum, {event['optimum_us']:.2f} µs")
+    if event["failures"]:
+        lines.append("  failures: " + ", ".join(f"{status} {count}" for status, count in event["failures"].items()))
+    if event["config"]:
+        lines.append("  config: " + " ".join(f"{name}={value}" for name, value in event["config"].items()))
+    if event["bundle"]:
+        lines.append(f"  bundle: {event['bundle']}")
+    return lines
+
+
+def _best(event: Mapping[str, Any]) -> str:
+    if event["best_us"] is None:
+        return "no config ran"
+    over = "" if event["speedup"] is None else f", {event['speedup']:.3f}× cuBLAS"
+    return f"{event['best_us']:.2f} µs, {event['best_tflops']:.0f} TFLOPS{over}"

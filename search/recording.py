@@ -1,0 +1,139 @@
+"""`record`: measures a whole sub-space on a GPU and makes the replay tables of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.device import DeviceSpec
+from cupygemm.measurement import Measurement, Record, Status
+from cupygemm.problem import Problem
+from cupygemm.search.runner import Counting, Sweeping
+from cupygemm.search.subspace import SubSpace
+from cupygemm.search.table import Table
+
+MAX_FAILURES = 200
+"""Failures that a report spells out; it counts all."""
+
+
+@dataclass
+class Recording:
+    """A sweep, finished or not.
+
+    Attributes:
+        wanted: (problem, config) pairs that the tables need.
+        pairs: pairs measured, by problem.
+        seconds: wall time of the sweep.
+        stopped_by: "done", "seconds" or "interrupted".
+        statistics: figures of the runner's own, such as the time spent compiling.
+    """
+
+    wanted: int = 0
+    pairs: dict[Problem, dict[KernelConfig, Measurement]] = field(default_factory=dict)
+    seconds: float = 0.0
+    stopped_by: str = "done"
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> int:
+        """Pairs measured."""
+        return sum(map(len, self.pairs.values()))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every pair has a measurement."""
+        return self.measured == self.wanted
+
+    def summary(self) -> dict[str, Any]:
+        """Counts and rates of the sweep; rates are per minute of its whole wall time, compiling included."""
+        statuses: Counter[str] = Counter()
+        for measurements in self.pairs.values():
+            statuses.update(m.status.value for m in measurements.values())
+        return {
+            "problems": [str(problem) for problem in self.pairs],
+            "configs": len({config for measurements in self.pairs.values() for config in measurements}),
+            "pairs": self.measured,
+            "pairs_wanted": self.wanted,
+            "seconds": round(self.seconds, 3),
+            "pairs_per_minute": round(60 * self.measured / self.seconds, 1) if self.seconds else None,
+            "statuses": dict(statuses),
+            "stopped_by": self.stopped_by,
+            **self.statistics,
+        }
+
+    def failures(self) -> list[dict[str, Any]]:
+        """The first pairs that were not OK, spelt out."""
+        found = [
+            {"problem": str(problem), "config": config.to_dict(), "status": m.status.value, "detail": m.detail}
+            for problem, measurements in self.pairs.items()
+            for config, m in measurements.items()
+            if m.status is not Status.OK
+        ]
+        return found[:MAX_FAILURES]
+
+
+def record(
+    problems: Sequence[Problem],
+    subspace: SubSpace,
+    runner: Sweeping,
+    device: DeviceSpec,
+    limit_s: float | None = None,
+    on_record: Callable[[Record, Recording], None] = lambda record, recording: None,
+) -> Recording:
+    """Measures every legal point of a sub-space for every problem. Ctrl-C and the limit end it early.
+
+    Args:
+        problems: what to record; those that share a spec share each compiled kernel.
+        subspace: which configs.
+        runner: measures.
+        device: the GPU, for what is legal.
+        limit_s: wall time after which to stop, seconds.
+        on_record: called after each pair, with the recording so far.
+    """
+    plan = [(group, list(subspace.configs(spec, device))) for spec, group in _by_spec(problems).items()]
+    recording = Recording(sum(len(group) * len(configs) for group, configs in plan), {p: {} for p in problems})
+    started = time.monotonic()
+    try:
+        for group, configs in plan:
+            for found in runner.sweep(group, configs):
+                recording.pairs[found.problem][found.config] = found.measurement
+                recording.seconds = time.monotonic() - started
+                on_record(found, recording)
+                if limit_s is not None and recording.seconds >= limit_s and not recording.complete:
+                    recording.stopped_by = "seconds"
+                    return recording
+    except KeyboardInterrupt:
+        recording.stopped_by = "interrupted"
+    finally:
+        recording.seconds = time.monotonic() - started
+        recording.statistics = runner.statistics() if isinstance(runner, Counting) else {}
+    return recording
+
+
+def tables_of(
+    recording: Recording,
+    subspace: SubSpace,
+    device: DeviceSpec,
+    provenance: dict[str, Any],
+    baselines: dict[Problem, dict[str, Any]],
+) -> list[Table]:
+    """The tables of a complete recording.
+
+    Raises:
+        BundleError: a legal point was not measured.
+    """
+    return [
+        Table.of(problem, device, subspace, measurements, provenance, baselines[problem])
+        for problem, measurements in recording.pairs.items()
+    ]
+
+
+def _by_spec(problems: Sequence[Problem]) -> dict[KernelSpec, list[Problem]]:
+    groups: dict[KernelSpec, list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault(KernelSpec.of(problem), []).append(problem)
+    return groups

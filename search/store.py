@@ -1,0 +1,129 @@
+"""`TrialStore`: every measurement as it ends, in an SQLite file that several processes may append to."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from filelock import FileLock
+
+from cupygemm.config import KernelConfig
+from cupygemm.errors import BundleError
+from cupygemm.measurement import Measurement, Record
+from cupygemm.problem import Problem
+
+VERSION = 1
+"""Of the tables below, kept in SQLite's user_version."""
+BUSY_S = 60.0
+"""How long to wait for another process's write."""
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS trials (
+    id INTEGER PRIMARY KEY,
+    ended TEXT NOT NULL,
+    runner TEXT NOT NULL,
+    problem TEXT NOT NULL,
+    config TEXT NOT NULL,
+    status TEXT NOT NULL,
+    us REAL,
+    measurement TEXT NOT NULL,
+    provenance TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS trials_by_problem ON trials (problem);
+"""
+
+
+class TrialStore:
+    """An append-only record of trials: one row each, written when it ends, so that nothing measured is lost."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the store, making it where it does not exist.
+
+        Args:
+            path: the file; its folder is made.
+
+        Raises:
+            BundleError: the file is no store, or one of another version.
+        """
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # Autocommit: a trial is on disk before the next one starts.
+            self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+            # SQLite does not wait its turn when two processes switch one new file to WAL.
+            with FileLock(f"{path}.lock"):
+                self._prepare()
+        except sqlite3.Error as error:
+            raise BundleError(f"{path}: not a trial store: {error}") from error
+
+    def append(self, record: Record, runner: str) -> None:
+        """Adds one trial.
+
+        Args:
+            record: what was measured.
+            runner: label of who measured it: "cuda:0" or "replay".
+
+        Raises:
+            BundleError: the row cannot be written.
+        """
+        measurement = record.measurement
+        row = (
+            datetime.now(UTC).isoformat(),
+            runner,
+            json.dumps(record.problem.to_dict()),
+            json.dumps(record.config.to_dict()),
+            measurement.status.value,
+            measurement.us,
+            json.dumps(measurement.to_dict()),
+            json.dumps(record.provenance),
+        )
+        columns = "ended, runner, problem, config, status, us, measurement, provenance"
+        try:
+            self._connection.execute(f"INSERT INTO trials ({columns}) VALUES ({', '.join('?' * len(row))})", row)
+        except sqlite3.Error as error:
+            raise BundleError(f"{self.path}: a trial could not be stored: {error}") from error
+
+    def records(self, problem: Problem | None = None) -> Iterator[Record]:
+        """The trials in the order they were stored, of one problem or of all."""
+        query = "SELECT problem, config, measurement, provenance FROM trials"
+        where, values = ("", ()) if problem is None else (" WHERE problem = ?", (json.dumps(problem.to_dict()),))
+        for texts in self._connection.execute(f"{query}{where} ORDER BY id", values):
+            found, config, measurement, provenance = map(json.loads, texts)
+            yield Record(
+                Problem.from_dict(found),
+                KernelConfig.from_dict(config),
+                Measurement.from_dict(measurement),
+                provenance,
+            )
+
+    def __len__(self) -> int:
+        return int(self._connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _prepare(self) -> None:
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, VERSION):
+            raise BundleError(f"{self.path}: store version {version}: this version of cupygemm reads {VERSION}")
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.executescript(_CREATE)
+        self._connection.execute(f"PRAGMA user_version = {VERSION}")

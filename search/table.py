@@ -1,0 +1,360 @@
+"""Recorded tables: every legal point of a sub-space, measured for one problem on one device.
+
+A file is gzip over lines of JSON: a header, then one array a point. It is exhaustive: what is not in it is excluded
+by a rule that the header names, and `Table.check_exhaustive` proves that from the knobs alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Self
+
+from cupygemm.atomic import write_atomically
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.device import DeviceSpec
+from cupygemm.errors import BundleError, CupygemmError
+from cupygemm.measurement import Measurement, Status
+from cupygemm.problem import Problem
+from cupygemm.search.space import Knob, SearchSpace
+from cupygemm.search.subspace import RESTRICTIONS, SubSpace
+
+SCHEMA = "cupygemm.table/1"
+MAX_BYTES = 256 * 1024 * 1024
+"""Most bytes that a table may unpack to: a million points."""
+COLUMNS = ("status", "us", "spread", "registers", "spill_bytes", "error", "cublas_us", "clock_mhz", "detail")
+"""What a line holds after the knobs' indices: the fields of `Row`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The outcome of one point.
+
+    Attributes:
+        us: median GPU time of a launch, µs; None unless OK.
+        spread: half the interquartile range over the median.
+        error: relative Frobenius error against float64.
+        cublas_us: cuBLAS in the same rounds, µs.
+        detail: one line for a person: why it failed.
+    """
+
+    status: Status
+    us: float | None = None
+    spread: float | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    error: float | None = None
+    cublas_us: float | None = None
+    clock_mhz: int | None = None
+    detail: str = ""
+
+    @classmethod
+    def of(cls, measurement: Measurement) -> Self:
+        """What a table keeps of a measurement."""
+        values = {name: getattr(measurement, name) for name in COLUMNS}
+        return cls(**{**values, **{name: _rounded(values[name]) for name in ("us", "spread", "error", "cublas_us")}})
+
+    def __post_init__(self) -> None:
+        if (self.status is Status.OK) != (self.us is not None):
+            raise BundleError(f"status {self.status.value} with us {self.us}: a time belongs to ok and to nothing else")
+        for name in COLUMNS[1:-1]:
+            value = getattr(self, name)
+            if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+                raise BundleError(f"{name} is {value!r}: it must be a number or null")
+        if self.us is not None and self.us <= 0:
+            raise BundleError(f"us is {self.us}: a time is a positive number")
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A rule that keeps points of the knobs' product out of the table.
+
+    Attributes:
+        rule: of `config.violation`, or of `subspace.RESTRICTIONS`.
+        reason: the rule's words for one of the points.
+        points: how many this rule was the first to exclude.
+    """
+
+    rule: str
+    reason: str
+    points: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """An exhaustive recording.
+
+    Attributes:
+        problem: what was computed.
+        device: the GPU it was measured on.
+        provenance: as `provenance.collect` gives it.
+        subspace: name of the declared sub-space.
+        knobs: one for each config field, with the values tried.
+        restrictions: the rules that excluded points, in the order they are asked.
+        baselines: `cublas_us`, `cublaslt_us` and what else `GpuRunner.baselines` gives.
+        rows: an outcome for each legal point.
+    """
+
+    problem: Problem
+    device: DeviceSpec
+    provenance: dict[str, Any]
+    subspace: str
+    knobs: tuple[Knob, ...]
+    restrictions: tuple[Exclusion, ...]
+    baselines: dict[str, Any]
+    rows: Mapping[KernelConfig, Row]
+
+    @property
+    def spec(self) -> KernelSpec:
+        """What the problem fixes at compile time."""
+        return KernelSpec.of(self.problem)
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """The recorded points as a space."""
+        return SearchSpace.of_members(self.knobs, list(self.rows))
+
+    @cached_property
+    def optimum(self) -> tuple[KernelConfig, Row]:
+        """The fastest point.
+
+        Raises:
+            BundleError: no point of the table is OK.
+        """
+        timed = [(row.us, config) for config, row in self.rows.items() if row.us is not None]
+        if not timed:
+            raise BundleError(f"table of {self.problem}: no config has a time")
+        config = min(timed)[1]
+        return config, self.rows[config]
+
+    @property
+    def optimum_us(self) -> float:
+        """Time of the fastest point, µs."""
+        us = self.optimum[1].us
+        assert us is not None  # the optimum is taken among rows with a time
+        return us
+
+    @property
+    def statuses(self) -> Counter[str]:
+        """How many points ended how."""
+        return Counter(row.status.value for row in self.rows.values())
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        device: DeviceSpec,
+        subspace: SubSpace,
+        measurements: Mapping[KernelConfig, Measurement],
+        provenance: dict[str, Any],
+        baselines: dict[str, Any],
+    ) -> Self:
+        """The table of a finished sweep over a sub-space.
+
+        Raises:
+            BundleError: a legal point was not measured, or one outside the sub-space was.
+        """
+        spec = KernelSpec.of(problem)
+        rows = {config: Row.of(measurement) for config, measurement in measurements.items()}
+        excluded = _count_exclusions(subspace, spec, device)
+        table = cls(problem, device, provenance, subspace.name, subspace.knobs, excluded, baselines, rows)
+        table.check_exhaustive()
+        return table
+
+    def check_exhaustive(self) -> None:
+        """Proves that every point of the product has a row or a rule that excludes it, and none has both.
+
+        Raises:
+            BundleError: a legal point without a row, a row that a rule excludes, an unknown rule, or wrong counts.
+        """
+        subspace = SubSpace(self.subspace, self.knobs, tuple(_named_restrictions(self.restrictions)))
+        expected = frozenset(subspace.configs(self.spec, self.device))
+        missing, surplus = expected - self.rows.keys(), self.rows.keys() - expected
+        if missing:
+            raise BundleError(f"{self}: {len(missing)} legal points have no row, for example {min(missing)}")
+        if surplus:
+            raise BundleError(f"{self}: {len(surplus)} rows are of excluded points, for example {min(surplus)}")
+        counted = sum(exclusion.points for exclusion in self.restrictions)
+        if len(self.rows) + counted != self.space.size_cartesian:
+            total = self.space.size_cartesian
+            raise BundleError(f"{self}: {len(self.rows)} rows and {counted} excluded points do not make {total}")
+
+    def write(self, path: Path) -> None:
+        """Writes the table atomically; the same table always gives the same bytes.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        lines = [_json(self._header())]
+        for config in self.space.enumerate():
+            row = self.rows[config]
+            outcome = [row.status.value, *(getattr(row, name) for name in COLUMNS[1:])]
+            lines.append(_json([*self.space.encode(config), *outcome]))
+        packed = io.BytesIO()
+        with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+        write_atomically(path, packed.getvalue())
+
+    @classmethod
+    def read(cls, path: Traversable) -> Table:
+        """Reads and validates a table (`check_exhaustive` apart, which takes a second).
+
+        Raises:
+            BundleError: the file cannot be read or is no table; the message names the line and what is wrong.
+        """
+        lines = _read_lines(path)
+        table = _from_header(path, _parse_header(path, lines[0]))
+        rows = _parse_rows(path, lines[1:], SearchSpace(table.knobs, lambda _: True))
+        points = _parse_header(path, lines[0]).get("points")
+        if points != len(rows):
+            raise BundleError(f"{path}: {len(rows)} rows where the header says {points}: the file is not whole")
+        return replace(table, rows=rows)
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "problem": self.problem.to_dict(),
+            "spec": self.spec.to_dict(),
+            "device": self.device.to_dict(),
+            "provenance": self.provenance,
+            "subspace": self.subspace,
+            "knobs": [{**asdict(knob), "values": list(knob.values)} for knob in self.knobs],
+            "restrictions": [asdict(exclusion) for exclusion in self.restrictions],
+            "baselines": self.baselines,
+            "columns": [*(knob.name for knob in self.knobs), *COLUMNS],
+            "points": len(self.rows),
+        }
+
+    def __str__(self) -> str:
+        return f"table of {self.problem} on {self.device.name}"
+
+
+def problem_of(path: Traversable) -> Problem:
+    """The problem a table is of, from its first line.
+
+    Raises:
+        BundleError: the file is no table.
+    """
+    return _from_header(path, _parse_header(path, _read_lines(path, most=1)[0])).problem
+
+
+def _count_exclusions(subspace: SubSpace, spec: KernelSpec, device: DeviceSpec) -> tuple[Exclusion, ...]:
+    points: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
+    for config in SearchSpace(subspace.knobs, lambda _: True).product():
+        found = subspace.exclusion(config, spec, device)
+        if found is not None:
+            points[found.rule] += 1
+            reasons.setdefault(found.rule, found.reason)
+    # A declared restriction stays in the header even where legality left it nothing to exclude.
+    for restriction in subspace.restrictions:
+        reasons.setdefault(restriction.rule, restriction.reason)
+    declared = [restriction.rule for restriction in subspace.restrictions]
+    order = [rule for rule in reasons if rule not in declared] + declared
+    return tuple(Exclusion(rule, reasons[rule], points[rule]) for rule in order)
+
+
+def _named_restrictions(exclusions: Iterable[Exclusion]) -> list[Any]:
+    """The declared restrictions among the rules; the others are of `config.violation`."""
+    return [RESTRICTIONS[exclusion.rule] for exclusion in exclusions if exclusion.rule in RESTRICTIONS]
+
+
+def _from_header(path: Traversable, header: dict[str, Any]) -> Table:
+    """A table without its rows.
+
+    Raises:
+        BundleError: a key is missing or what it holds makes no sense.
+    """
+    try:
+        table = Table(
+            problem=Problem.from_dict(header["problem"]),
+            device=DeviceSpec.from_dict(header["device"]),
+            provenance=dict(header["provenance"]),
+            subspace=header["subspace"],
+            knobs=tuple(Knob(knob["name"], tuple(knob["values"]), knob["ordered"]) for knob in header["knobs"]),
+            restrictions=tuple(Exclusion(**exclusion) for exclusion in header["restrictions"]),
+            baselines=dict(header["baselines"]),
+            rows={},
+        )
+        _check_derived(header, table)
+    except KeyError as error:
+        raise BundleError(f"{path}, line 1: the key {error} is missing") from error
+    except (CupygemmError, TypeError, ValueError) as error:
+        raise BundleError(f"{path}, line 1: {error}") from error
+    return table
+
+
+def _check_derived(header: dict[str, Any], table: Table) -> None:
+    """What the header says twice must agree."""
+    if header["spec"] != table.spec.to_dict():
+        raise BundleError("spec does not follow from problem")
+    wanted = [*(knob.name for knob in table.knobs), *COLUMNS]
+    if header["columns"] != wanted:
+        raise BundleError(f"columns are {header['columns']}: this version reads {wanted}")
+
+
+def _read_lines(path: Traversable, most: int | None = None) -> list[bytes]:
+    """The lines of the unpacked file, at least one, or only the first `most`."""
+    try:
+        with path.open("rb") as packed, gzip.GzipFile(fileobj=packed) as file:
+            if most is not None:
+                lines = [file.readline(MAX_BYTES) for _ in range(most)]
+            else:
+                data = file.read(MAX_BYTES + 1)
+                if len(data) > MAX_BYTES:
+                    raise BundleError(f"{path}: unpacks to more than {MAX_BYTES} bytes, no table does")
+                lines = data.splitlines()
+    except (OSError, EOFError, ValueError) as error:
+        if isinstance(error, BundleError):
+            raise
+        raise BundleError(f"{path}: not a readable gzip file: {error}") from error
+    if not lines:
+        raise BundleError(f"{path}: empty: a table starts with a header")
+    return lines
+
+
+def _parse_header(path: Traversable, line: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(line)
+    except ValueError as error:
+        raise BundleError(f"{path}, line 1: not JSON: {error}") from error
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        found = header.get("schema") if isinstance(header, dict) else type(header).__name__
+        raise BundleError(f"{path}, line 1: schema is {found!r}: this version reads {SCHEMA}")
+    return header
+
+
+def _parse_rows(path: Traversable, lines: Sequence[bytes], space: SearchSpace) -> dict[KernelConfig, Row]:
+    rows: dict[KernelConfig, Row] = {}
+    num_knobs = len(space.knobs)
+    for number, line in enumerate(lines, start=2):
+        try:
+            values = json.loads(line)
+            config = space.decode(values[:num_knobs])
+            status, *outcome = values[num_knobs:]
+            row = Row(Status(status), **dict(zip(COLUMNS[1:], outcome, strict=True)))
+        except (CupygemmError, ValueError, TypeError) as error:
+            raise BundleError(f"{path}, line {number}: {error}") from error
+        if config in rows:
+            raise BundleError(f"{path}, line {number}: a second row for {config}")
+        rows[config] = row
+    if not rows:
+        raise BundleError(f"{path}: a header and no rows")
+    return rows
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six significant digits: more than any timing has, and half the file."""
+    return None if value is None else float(f"{value:.6g}")

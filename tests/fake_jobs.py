@@ -1,0 +1,103 @@
+"""Jobs for `GpuRunner` without a GPU: a config's fields say what its kernel is to do.
+
+Handed to spawned processes by name, so this is a module of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cupygemm.compiler import CompiledKernel
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.errors import CompileError, LaunchError
+from cupygemm.measurement import Measurement, Status
+from cupygemm.problem import Problem
+from cupygemm.search.gpu_jobs import Jobs, Outcome
+
+# `group` is legal from 1 to 64 and has no other meaning here.
+GOOD, SERIALISED, REFUSED, COMPILER_DIES = 1, 2, 3, 4
+HANGS, EXITS, SEGFAULTS, RAISES, FAULTS, WRONG, HANGS_ON_LARGE, NO_GPU = 11, 12, 13, 14, 15, 16, 17, 18
+LARGE = 4096
+
+prepared: set[Problem] = set()
+"""Of this process."""
+
+
+def note(line: str) -> None:
+    """Appends a line to the log that the test named in the environment."""
+    with Path(os.environ["FAKE_JOBS_LOG"]).open("a", encoding="utf-8") as log:
+        log.write(f"{line}\n")
+
+
+def compile_job(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
+    """A kernel, a refusal, or the end of the process."""
+    if config.group == REFUSED:
+        raise CompileError("NVRTC refused the kernel", "a log")
+    if config.group == COMPILER_DIES:
+        os.kill(os.getpid(), signal.SIGKILL)
+    advisories = ("C7510",) if config.group == SERIALISED else ()
+    return CompiledKernel(spec, config, Path("none.cubin"), "gemm", 168, 8, advisories)
+
+
+def prepare(device: int, problem: Problem) -> None:
+    """Notes that it was called."""
+    prepared.add(problem)
+    note(f"prepare {problem.m}")
+
+
+def measure(device: int, compiled: CompiledKernel, problems: Sequence[Problem]) -> list[Outcome]:
+    """Does to each problem what the config says."""
+    note(f"measure {compiled.config.group} {len(problems)} {os.getpid()}")
+    outcomes = []
+    for problem in problems:
+        assert problem in prepared, "measured in a process where it was not prepared"
+        outcomes.append(behave(compiled.config.group, problem))
+        if outcomes[-1].poisoned:
+            break
+    return outcomes
+
+
+def behave(group: int, problem: Problem) -> Outcome:
+    """One launch."""
+    if group == HANGS:
+        # A process that waits inside the CUDA driver does not see SIGTERM either.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        time.sleep(600)
+    if group == HANGS_ON_LARGE and problem.m == LARGE:
+        time.sleep(600)
+    if group == EXITS:
+        os._exit(7)
+    if group == SEGFAULTS:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if group == RAISES:
+        raise ValueError("a defect")
+    if group == NO_GPU:
+        raise LaunchError("no GPU at all")
+    if group == FAULTS:
+        return Outcome(Measurement(Status.LAUNCH_FAILED, detail="an illegal memory access"), poisoned=True)
+    if group == WRONG:
+        return Outcome(Measurement(Status.WRONG_RESULT, error=0.5))
+    return Outcome(Measurement(Status.OK, samples_us=(float(problem.m),), baseline_us=(100.0,), error=2e-4))
+
+
+def confirm(device: int, problem: Problem, compiled: Sequence[CompiledKernel]) -> list[Outcome]:
+    """All kernels in one run; the first that faults ends it."""
+    note(f"confirm {len(compiled)}")
+    outcomes = [behave(kernel.config.group, problem) for kernel in compiled]
+    failed = [outcome for outcome in outcomes if outcome.poisoned]
+    return failed[:1] or outcomes
+
+
+def baselines(device: int, problem: Problem) -> dict[str, Any]:
+    """Ends the process on the large problem."""
+    if problem.m == LARGE:
+        os._exit(3)
+    return {"cublas_us": 100.0, "cublaslt_us": 95.0, "cublaslt_algorithm": {"id": 66}}
+
+
+FAKE_JOBS = Jobs(compile_job, prepare, measure, confirm, baselines)

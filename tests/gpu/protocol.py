@@ -1,0 +1,110 @@
+"""The configs, operands and checks that the GPU tests share."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cupygemm import driver, verify
+from cupygemm.compiler import compile_kernel
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.plan import LoadedKernel, Plan
+from cupygemm.problem import Problem
+
+SMALL = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, False, 1, 40, 1, 1)
+LARGE = KernelConfig(128, 256, 64, 4, 2, False, 2, 1, False, 8, 40, 1, 1)
+
+CONFIGS = {
+    "one consumer": SMALL,
+    "wide, cluster 2x1": LARGE,
+    "wide, cluster 1x2, depth 0": LARGE.swapped(cluster_m=1, cluster_n=2, wait_depth=0, store_stages=2),
+    "square, no cluster": LARGE.swapped(block_n=128, cluster_m=1, stages=6, raster_along_n=True, group=4),
+    "tall": LARGE.swapped(block_m=256, block_n=128, cluster_m=1, group=1),
+    "columns split": LARGE.swapped(block_m=64, split_n=True, cluster_m=1),
+    "cluster 2x2": LARGE.swapped(block_n=128, cluster_n=2, stages=5),
+    "cluster 4x2, narrow": SMALL.swapped(cluster_m=4, cluster_n=2, block_n=32),
+    "three consumers": LARGE.swapped(consumers=3, block_m=192, block_n=128, cluster_m=1, producer_registers=32),
+    "n of 8": SMALL.swapped(block_n=8, wait_depth=0),
+    "n of 200": LARGE.swapped(block_n=200, stages=3, cluster_m=1),
+    "n of 24, deep k": SMALL.swapped(block_n=24, block_k=128, stages=3),
+    "direct store": LARGE.swapped(store_stages=0, cluster_m=1),
+    "two stages": LARGE.swapped(stages=2, block_k=128),
+}
+"""One config for each thing that a kernel can do differently."""
+
+
+def padded(rows: int, columns: int, dtype: str, transposed: bool, fill: Callable[[tuple[int, int]], Any]) -> Any:
+    """A [rows, columns] array whose rows (or columns, when transposed) are padded with NaN to 16 bytes."""
+    cupy = driver.cupy()
+    stored = (columns, rows) if transposed else (rows, columns)
+    element = verify.numpy_dtype(dtype)
+    per_row = -(-stored[1] * element.itemsize // 16) * 16 // element.itemsize
+    whole = cupy.full((stored[0], per_row), float("nan"), dtype=element)
+    view = whole[:, : stored[1]]
+    view = view.T if transposed else view
+    view[...] = fill((rows, columns)).astype(element)
+    return view
+
+
+def operands(problem: Problem, kind: str, seed: int) -> tuple[Any, Any]:
+    """Operands of a problem with NaN in the padding that aligns their rows."""
+    rng = driver.cupy().random.default_rng(seed)
+    a, b = verify.draw_operands(rng, problem, kind)
+    return (
+        padded(problem.m, problem.k, problem.a_dtype, problem.layout[0] == "t", lambda _: a),
+        padded(problem.k, problem.n, problem.b_dtype, problem.layout[1] == "t", lambda _: b),
+    )
+
+
+def fitting(config: KernelConfig, problem: Problem) -> KernelConfig:
+    """The config, storing from registers where TMA cannot store the problem's rows."""
+    return config if KernelSpec.of(problem).out_aligned else config.swapped(store_stages=0)
+
+
+def compile_pair(pair: tuple[KernelSpec, KernelConfig]) -> None:
+    compile_kernel(*pair)
+
+
+@dataclass
+class Kernels:
+    """Loaded kernels by spec and config, compiled at the first use or ahead."""
+
+    loaded: dict[tuple[KernelSpec, KernelConfig], LoadedKernel] = field(default_factory=dict)
+
+    def ahead(self, pairs: set[tuple[KernelSpec, KernelConfig]]) -> None:
+        """Compiles on all cores into the cache."""
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+            list(pool.map(compile_pair, pairs))
+
+    def plan(self, problem: Problem, config: KernelConfig, max_sms: int | None = None) -> Plan:
+        """A plan for the problem, with the config adapted by `fitting`."""
+        pair = (KernelSpec.of(problem), fitting(config, problem))
+        if pair not in self.loaded:
+            self.loaded[pair] = LoadedKernel(compile_kernel(*pair))
+        return Plan(problem, self.loaded[pair], max_sms)
+
+
+@dataclass
+class Checks:
+    """Verifies plans, and counts what was verified."""
+
+    verified: int = 0
+    worst_error_of_bound: float = 0.0
+
+    def verify(self, plan: Plan, kinds: tuple[str, ...] = verify.DATA_KINDS, seed: int = 0) -> None:
+        """Runs the plan on fresh operands into a poisoned, guarded output; fails the test when it is not right."""
+        problem = plan.problem
+        for kind in kinds:
+            a, b = operands(problem, kind, seed)
+            reference = verify.Reference.of(a, b, problem)
+            out = verify.GuardedOutput(driver.cupy(), (problem.m, problem.n), problem.out_dtype)
+            plan(a, b, out.array)
+            verdict = replace(verify.check(out.array, reference), guards_intact=out.intact())
+            self.verified += 1
+            self.worst_error_of_bound = max(self.worst_error_of_bound, verdict.error / verdict.frobenius_bound)
+            assert verdict.ok, f"{problem} {kind} grid {plan.grid}: {verdict.detail}"

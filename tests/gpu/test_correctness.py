@@ -1,0 +1,154 @@
+"""The kernel against float64 (facts of section "shapes"): every tile family at every kind of edge."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from cupygemm import driver, verify
+from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.device import H200
+from cupygemm.errors import ProblemError
+from cupygemm.problem import Problem
+from tests.gpu.protocol import CONFIGS, LARGE, SMALL, Checks, Kernels, fitting, operands
+
+pytestmark = pytest.mark.gpu
+
+EDGES = (1, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257)
+LAYOUTS = ("nn", "nt", "tn", "tt")
+DTYPES = (
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float16", "bfloat16"),
+)
+
+
+def make(m: int, n: int, k: int, dtype: str = "float16", out_dtype: str = "float16", layout: str = "nn") -> Problem:
+    return Problem(m, n, k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_ahead(kernels: Kernels) -> None:
+    """All kernels of this module, on all cores: one after the other they would take minutes."""
+    pairs: set[tuple[KernelSpec, KernelConfig]] = set()
+    for config, n in itertools.product(CONFIGS.values(), (64, 65)):
+        for (dtype, out), layout in itertools.product(DTYPES, LAYOUTS):
+            problem = make(64, n, 64, dtype, out, layout)
+            spec, adapted = KernelSpec.of(problem), fitting(config, problem)
+            if illegal_reason(adapted, spec, H200) is None:
+                pairs.add((spec, adapted))
+    kernels.ahead(pairs)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_m_and_n_edge(name: str, kernels: Kernels, checks: Checks) -> None:
+    for m, n in itertools.product(EDGES, EDGES):
+        checks.verify(kernels.plan(make(m, n, 72), CONFIGS[name]), kinds=(verify.ZERO_MEAN,), seed=m * 1000 + n)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_count_of_k_tiles(name: str, kernels: Kernels, checks: Checks) -> None:
+    config = CONFIGS[name]
+    around = [tiles * config.block_k for tiles in (1, 2, config.stages - 1, config.stages, config.stages + 1)]
+    for k in sorted({1, 2, 7, 8, 15, 16, 17, *around, *(k + 1 for k in around), *(k - 1 for k in around)}):
+        checks.verify(kernels.plan(make(257, 264, k), config), seed=k)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_more_than_a_wave_and_one_tail_tile(name: str, kernels: Kernels, checks: Checks) -> None:
+    config = CONFIGS[name]
+    tiles = 132 // config.cluster_size * config.cluster_m + 1
+    m = min(config.block_m * tiles, 20000)
+    checks.verify(kernels.plan(make(m, 2 * config.block_n * config.cluster_n + 8, 200), config))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+def test_dtypes_and_layouts(dtype: str, out_dtype: str, layout: str, kernels: Kernels, checks: Checks) -> None:
+    tried = 0
+    for config, shape in itertools.product(CONFIGS.values(), ((512, 768, 256), (129, 257, 65), (1000, 520, 1000))):
+        problem = make(*shape, dtype, out_dtype, layout)
+        if illegal_reason(fitting(config, problem), KernelSpec.of(problem), H200) is None:
+            checks.verify(kernels.plan(problem, config))
+            tried += 1
+    assert tried >= 20
+
+
+@pytest.mark.parametrize("max_sms", [1, 2, 24, 78, 114])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_fewer_sms(name: str, max_sms: int, kernels: Kernels, checks: Checks) -> None:
+    plan = kernels.plan(make(1040, 1032, 136), CONFIGS[name], max_sms)
+    assert plan.grid <= max(max_sms, CONFIGS[name].cluster_size)
+    checks.verify(plan, kinds=(verify.ZERO_MEAN,))
+
+
+def test_real_sizes(kernels: Kernels, checks: Checks) -> None:
+    for shape in ((2048, 2048, 4096), (512, 512, 8192), (128, 4096, 4096), (4096, 4096, 1024), (8192, 8192, 512)):
+        for config in (LARGE, SMALL):
+            checks.verify(kernels.plan(make(*shape), config))
+
+
+def test_long_k(kernels: Kernels, checks: Checks) -> None:
+    checks.verify(kernels.plan(make(64, 64, 131072), SMALL))
+
+
+def test_offsets_beyond_32_bits(kernels: Kernels) -> None:
+    """More than 2^31 elements in the result, and in A; the last rows and columns are where an overflow would show."""
+    cupy = driver.cupy()
+    for problem, config in (
+        (make(65536 + 8, 32768 + 16, 64), LARGE),
+        (make(65536 + 8, 32768 + 16, 64), LARGE.swapped(store_stages=0)),
+        (make(131072 + 8, 64, 16384 + 64), LARGE),
+    ):
+        rng = cupy.random.default_rng(5)
+        a = rng.integers(-2, 3, (problem.m, problem.k), dtype=cupy.int8).astype(cupy.float16)
+        b = rng.integers(-2, 3, (problem.k, problem.n), dtype=cupy.int8).astype(cupy.float16)
+        out = cupy.full((problem.m, problem.n), float("nan"), dtype=cupy.float16)
+        kernels.plan(problem, config)(a, b, out)
+        assert bool(cupy.isfinite(out).all())
+        for rows in (slice(0, 64), slice(problem.m // 2, problem.m // 2 + 64), slice(problem.m - 64, problem.m)):
+            expected = (a[rows].astype(cupy.float64) @ b.astype(cupy.float64)).astype(cupy.float16)
+            assert bool((out[rows] == expected).all())
+        del a, b, out
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+def test_offset_pointers(kernels: Kernels) -> None:
+    """Operands that start 16 bytes into an allocation are legal; 8 bytes are refused before TMA faults."""
+    cupy = driver.cupy()
+    problem = make(128, 136, 64)
+    plan = kernels.plan(problem, SMALL)
+
+    def shifted(array: Any, elements: int) -> Any:
+        buffer = cupy.full(array.size + elements, float("nan"), dtype=array.dtype)
+        view = buffer[elements:].reshape(array.shape)
+        view[...] = array
+        return view
+
+    a, b = operands(problem, verify.ZERO_MEAN, 1)
+    a, b = cupy.ascontiguousarray(a), cupy.ascontiguousarray(b)
+    out = cupy.empty((problem.m, problem.n), dtype=cupy.float16)
+    plan(shifted(a, 8), shifted(b, 8), shifted(out, 8))
+    plan(a, b, out)
+    moved = shifted(out, 8)
+    moved[...] = float("nan")
+    plan(shifted(a, 8), shifted(b, 8), moved)
+    assert bool((moved == out).all())
+    for arguments in ((shifted(a, 4), b, out), (a, shifted(b, 4), out), (a, b, shifted(out, 4))):
+        with pytest.raises(ProblemError, match="multiple of 16"):
+            plan(*arguments)
+
+
+def test_zero_size_and_wrong_arrays_are_refused(kernels: Kernels) -> None:
+    cupy = driver.cupy()
+    plan = kernels.plan(make(128, 136, 64), SMALL)
+    a, b, out = (cupy.zeros(shape, dtype=cupy.float16) for shape in ((128, 64), (64, 136), (128, 136)))
+    for wrong in ((a[:64], b, out), (a.astype(cupy.float32), b, out), (a, b.T, out), (a, b, out[:, :128])):
+        with pytest.raises(ProblemError, match="the plan was made for"):
+            plan(*wrong)
+    with pytest.raises(ProblemError, match="at least 1"):
+        make(128, 136, 0)

@@ -1,0 +1,125 @@
+"""Repetition, streams and graphs: what a race or a missing fence breaks, and a single launch does not show."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from cupygemm import driver, verify
+from cupygemm.problem import Problem
+from tests.gpu.protocol import CONFIGS, LARGE, Kernels, operands
+
+pytestmark = pytest.mark.gpu
+
+SOAK_LAUNCHES = 10_000
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_repeated_launches_are_bitwise_equal(name: str, kernels: Kernels) -> None:
+    """A three-tile problem (fewer tiles than SMs, an odd count for clusters), back to back."""
+    cupy = driver.cupy()
+    config = CONFIGS[name]
+    problem = Problem(config.block_m * config.cluster_m * 3 - 8, config.block_n * config.cluster_n, 256)
+    plan = kernels.plan(problem, config)
+    a, b = operands(problem, verify.ZERO_MEAN, 3)
+    first, out = (cupy.empty((problem.m, problem.n), dtype=cupy.float16) for _ in range(2))
+    plan(a, b, first)
+    assert verify.check(first, verify.Reference.of(a, b, problem)).ok
+    different = cupy.zeros((), dtype=cupy.int64)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    repeats = 100
+    with stream:
+        stream.begin_capture()
+        for _ in range(repeats):
+            plan(a, b, out)
+        graph = stream.end_capture()
+        for _ in range(SOAK_LAUNCHES // repeats):
+            out.fill(float("nan"))
+            graph.launch()
+            different += (out.view(cupy.uint16) != first.view(cupy.uint16)).sum()
+        stream.synchronize()
+    assert int(different) == 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_launch_of_many_is_compared(name: str, kernels: Kernels) -> None:
+    """As above at a size of several tiles a CTA, comparing after every launch: epilogue and next loads overlap."""
+    cupy = driver.cupy()
+    config = CONFIGS[name]
+    problem = Problem(2056, 2064, 200)
+    plan = kernels.plan(problem, config, max_sms=64)
+    a, b = operands(problem, verify.POSITIVE_MEAN, 4)
+    first, out = (cupy.empty((problem.m, problem.n), dtype=cupy.float16) for _ in range(2))
+    plan(a, b, first)
+    assert verify.check(first, verify.Reference.of(a, b, problem)).ok
+    different = cupy.zeros((), dtype=cupy.int64)
+    for _ in range(300):
+        out.fill(float("nan"))
+        plan(a, b, out)
+        different += (out.view(cupy.uint16) != first.view(cupy.uint16)).sum()
+    assert int(different) == 0
+
+
+def test_two_streams_at_once(kernels: Kernels) -> None:
+    """Two persistent kernels share the SMs: neither may assume that its CTAs all run at once."""
+    cupy = driver.cupy()
+    problem = Problem(1024, 1024, 1024)
+    results = {}
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    plans = [kernels.plan(problem, LARGE), kernels.plan(problem, CONFIGS["cluster 2x2"])]
+    data = [operands(problem, verify.ZERO_MEAN, seed) for seed in range(2)]
+    outs = [cupy.full((1024, 1024), float("nan"), dtype=cupy.float16) for _ in range(2)]
+    references = [verify.Reference.of(*pair, problem) for pair in data]
+    cupy.cuda.Device().synchronize()
+    for _ in range(200):
+        for stream, plan, pair, out in zip(streams, plans, data, outs, strict=True):
+            with stream:
+                plan(*pair, out)
+    cupy.cuda.Device().synchronize()
+    for index, (out, reference) in enumerate(zip(outs, references, strict=True)):
+        results[index] = verify.check(out, reference).ok
+    assert results == {0: True, 1: True}
+
+
+def test_threads_with_streams_of_their_own(kernels: Kernels) -> None:
+    cupy = driver.cupy()
+    problem = Problem(512, 512, 512)
+    plan = kernels.plan(problem, LARGE)
+    verdicts: list[bool] = []
+
+    def work(seed: int) -> None:
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            a, b = operands(problem, verify.ZERO_MEAN, seed)
+            reference = verify.Reference.of(a, b, problem)
+            for _ in range(50):
+                out = cupy.full((512, 512), float("nan"), dtype=cupy.float16)
+                plan(a, b, out)
+                verdicts.append(verify.check(out, reference).ok)
+            stream.synchronize()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == [True] * 200
+
+
+def test_graph_replays_see_new_operands(kernels: Kernels) -> None:
+    cupy = driver.cupy()
+    problem = Problem(256, 256, 512)
+    plan = kernels.plan(problem, LARGE)
+    a, b = operands(problem, verify.ZERO_MEAN, 1)
+    out = cupy.empty((256, 256), dtype=cupy.float16)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        plan(a, b, out)
+        graph = stream.end_capture()
+        for seed in (2, 3):
+            a[...], b[...] = operands(problem, verify.ZERO_MEAN, seed)
+            out.fill(float("nan"))
+            graph.launch()
+            assert verify.check(out, verify.Reference.of(a, b, problem)).ok
+        stream.synchronize()

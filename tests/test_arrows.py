@@ -1,0 +1,214 @@
+"""Who may import whom, and what may be imported late: the arrows of docs/architecture.md, read from the source.
+
+`ARROWS` is the drawing as data. A module may import whatever its arrows lead to, near or far; a module without a line
+here, or a line without a module, fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "cupygemm"
+
+ARROWS = {
+    "": "api",
+    "api": "dispatch",
+    "atomic": "",
+    "benchmark": "atomic measure",
+    "bundle": "atomic measurement validation",
+    "bundle_view": "bundle",
+    "cli": "bundle_view report search.gpu_runner search.outcome search.progress search.recording search.store",
+    "compiler": "atomic kernel_source settings",
+    "config": "device problem",
+    "cublas": "driver",
+    "cuda_src": "",
+    "device": "",
+    "dispatch": "bundle plan",
+    "driver": "device errors",
+    "errors": "",
+    "graphs": "driver",
+    "kernel_source": "config",
+    "measure": "cublas graphs measurement telemetry verify",
+    "measurement": "config",
+    "plan": "compiler driver tensor_map",
+    "problem": "errors",
+    "provenance": "compiler cublas telemetry",
+    "report": "errors results",
+    "results": "atomic",
+    "search": "",
+    "search.gpu_jobs": "measure plan",
+    "search.gpu_runner": "provenance search.gpu_jobs",
+    "search.outcome": "bundle search.target search.tune",
+    "search.progress": "search.tune",
+    "search.recorded": "search.table",
+    "search.recording": "search.runner search.table",
+    "search.replay": "search.table",
+    "search.runner": "measurement",
+    "search.space": "config",
+    "search.store": "measurement",
+    "search.strategies": "measurement search.space",
+    "search.strategies.cma": "measurement search.space",
+    "search.strategies.exhaustive": "measurement search.space",
+    "search.strategies.random_search": "measurement search.space",
+    "search.subspace": "search.space",
+    "search.table": "atomic measurement search.subspace",
+    "search.target": "search.recorded search.replay search.runner",
+    "search.tune": "search.runner search.strategies",
+    "settings": "",
+    "telemetry": "driver",
+    "tensor_map": "config",
+    "validation": "",
+    "verify": "problem",
+}
+
+ANYWHERE = {"problem", "device", "config", "search.space", "bundle"}
+"""Work on any machine: these import no GPU library, early or late."""
+
+GPU_LIBRARIES = {"cupy", "cupy_backends", "cuda", "pynvml", "ml_dtypes"}
+LEARNING = {"jax", "flax", "optax"}
+
+LATE = {"": {"cupygemm"}, "cli": {"cupygemm"}}
+"""What else may be imported late: the public names, and what only some commands need."""
+
+REPLAY = ("cli", "search.target", "search.outcome", "search.progress", "search.store", "search.strategies.cma")
+
+
+class Import(NamedTuple):
+    """An import statement: what, and whether it is late: run when a function is called, or by type checkers only."""
+
+    target: str
+    late: bool
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {
+    name_of(path): ast.parse(path.read_text(encoding="utf-8"))
+    for folder in (PACKAGE, PACKAGE / "search", PACKAGE / "search" / "strategies", PACKAGE / "cuda_src")
+    for path in folder.glob("*.py")
+}
+
+
+def imports(node: ast.AST, late: bool = False) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, late) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute"
+            yield from (Import(f"{child.module}.{alias.name}", late) for alias in child.names)
+        else:
+            yield from imports(child, late or is_late(child))
+
+
+def is_late(node: ast.AST) -> bool:
+    """Whether what stands inside does not run at import: the body of a function, or for type checkers only."""
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def inner(target: str) -> str | None:
+    """The module of the package that an import names, without "cupygemm."; None for other packages."""
+    if target.split(".")[0] != "cupygemm":
+        return None
+    path = target.split(".")[1:]
+    return ".".join(path if ".".join(path) in TREES else path[:-1])
+
+
+def reachable(module: str) -> set[str]:
+    found: set[str] = set()
+    queue = [module]
+    while queue:
+        new = set(ARROWS[queue.pop()].split()) - found
+        found |= new
+        queue += new
+    return found
+
+
+def test_every_module_has_its_arrows():
+    assert set(TREES) == set(ARROWS)
+
+
+def test_no_arrow_points_back():
+    graph = {module: targets.split() for module, targets in ARROWS.items()}
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def targets(module: str) -> set[str]:
+    """What a module imports of the package; the version, which stands at the top, may be named by everybody."""
+    named = {found.target for found in imports(TREES[module])} - {"cupygemm.__version__"}
+    return {target for name in named if (target := inner(name)) is not None}
+
+
+@pytest.mark.parametrize("module", TREES)
+def test_imports_follow_the_arrows(module):
+    assert targets(module) - reachable(module) == set()
+
+
+@pytest.mark.parametrize("module", ARROWS)
+def test_every_arrow_is_an_import(module):
+    assert set(ARROWS[module].split()) - targets(module) == set()
+
+
+@pytest.mark.parametrize("module", [name for name in TREES if not name.startswith("search")])
+def test_the_runtime_imports_the_search_only_inside_commands(module):
+    found = [found for found in imports(TREES[module]) if (inner(found.target) or "").startswith("search")]
+    assert not found or (module == "cli" and all(each.late for each in found))
+
+
+@pytest.mark.parametrize("module", TREES)
+def test_gpu_libraries_are_imported_late_and_jax_only_by_the_search(module):
+    found = {(each.target.split(".")[0], each.late) for each in imports(TREES[module])}
+    early = {name for name, late in found if not late}
+    assert not early & (GPU_LIBRARIES | LEARNING)
+    assert module.startswith("search") or not {name for name, _ in found} & LEARNING
+
+
+@pytest.mark.parametrize("module", sorted(ANYWHERE))
+def test_modules_that_work_anywhere_import_no_gpu_library(module):
+    used = {each.target.split(".")[0] for each in imports(TREES[module])}
+    assert not used & (GPU_LIBRARIES | LEARNING)
+
+
+@pytest.mark.parametrize("module", TREES)
+def test_imports_inside_functions_are_there_for_a_reason(module):
+    late = {each.target.split(".")[0] for each in imports(TREES[module]) if each.late}
+    assert late - GPU_LIBRARIES - LEARNING - LATE.get(module, set()) == set()
+
+
+@pytest.mark.parametrize("module", [name for name in TREES if name != "settings"])
+def test_the_environment_is_read_in_settings_only(module):
+    names = {"environ", "environb", "getenv", "getenvb", "putenv"}
+    attributes = {node.attr for node in ast.walk(TREES[module]) if isinstance(node, ast.Attribute)}
+    imported = {each.target.rsplit(".")[-1] for each in imports(TREES[module]) if each.target.startswith("os.")}
+    assert not names & (attributes | imported)
+
+
+def test_settings_reads_the_environment():
+    # Should this stop being true, the test above looks for the wrong thing.
+    assert "environ" in {node.attr for node in ast.walk(TREES["settings"]) if isinstance(node, ast.Attribute)}
+
+
+@pytest.mark.parametrize("module", TREES)
+def test_nothing_prints(module):
+    calls = [node.func for node in ast.walk(TREES[module]) if isinstance(node, ast.Call)]
+    assert "print" not in {call.id for call in calls if isinstance(call, ast.Name)}
+
+
+@pytest.mark.parametrize("module", REPLAY)
+def test_replay_works_without_gpu_libraries_and_jax(module):
+    blocked = "".join(f"sys.modules[{name!r}] = None; " for name in sorted(GPU_LIBRARIES | LEARNING))
+    source = f"import sys; {blocked}import cupygemm.{module}"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,230 @@
+"""The measuring protocol on a fake GPU: what is verified, how samples are taken, and what comes of a bad candidate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupygemm import driver, graphs, measure, telemetry
+from cupygemm.cublas import NOT_SUPPORTED, CublasError
+from cupygemm.device import H200
+from cupygemm.errors import LaunchError, VerificationError
+from cupygemm.graphs import OperandSet, capture, interleave
+from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, RESIDENT, ROTATED, THOROUGH, Bench, num_launches, num_sets
+from cupygemm.measurement import Status
+from cupygemm.problem import Problem
+from tests.fake_gpu import FakeGpu, product
+
+PROBLEM = Problem(24, 40, 64)
+BASELINE_US = 10.0
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    gpu = FakeGpu()
+    cupy = gpu.cupy
+    measure._stream.cache_clear()
+    monkeypatch.setattr(driver, "cupy", lambda: cupy)
+    monkeypatch.setattr(driver, "device_spec", lambda device: H200)
+    monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(1755, 640.5))
+    monkeypatch.setattr(measure, "Cublas", lambda: FakeCublas(gpu))
+    monkeypatch.setattr(measure, "CublasLt", lambda: FakeLt(gpu))
+    return gpu
+
+
+class FakeCublas:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gemm = gpu.kernel(product, BASELINE_US)
+
+
+class FakeLt:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu = gpu
+
+    def algorithms(self, a: Any, b: Any, out: Any, count: int) -> list[Any]:
+        return [FakeAlgorithm(self.gpu, cost) for cost in (12.0, None, 8.0, 9.0)]
+
+
+class FakeAlgorithm:
+    def __init__(self, gpu: FakeGpu, cost_us: float | None) -> None:
+        self.cost_us = cost_us
+        self.run = refuse if cost_us is None else gpu.kernel(product, cost_us)
+
+    def describe(self) -> dict[str, int]:
+        return {"id": int(self.cost_us or 0)}
+
+
+def refuse(a: Any, b: Any, out: Any) -> None:
+    raise CublasError("cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED", NOT_SUPPORTED)
+
+
+def narrow(a: Any, b: Any, out: Any) -> None:
+    """An fp16 accumulator."""
+    total = np.zeros(out.shape, np.float16)
+    for start in range(0, a.shape[1], 16):
+        step = a[:, start : start + 16].astype(np.float32) @ b[start : start + 16].astype(np.float32)
+        total = (total + step).astype(np.float16)
+    out[...] = total
+
+
+def lazy(a: Any, b: Any, out: Any) -> None:
+    """Leaves the last row unwritten."""
+    out[:-1] = (a.astype(np.float32) @ b.astype(np.float32))[:-1]
+
+
+def stray(a: Any, b: Any, out: Any) -> None:
+    """Right, and writes one element behind the output where there is one."""
+    product(a, b, out)
+    if out.base is not None:
+        out.base[-measure.verify.GUARD_BYTES] = 0
+
+
+def test_a_right_candidate_is_timed_against_cublas(gpu: FakeGpu) -> None:
+    measurement = Bench(PROBLEM).measure(gpu.kernel(product, 8.0))
+    assert measurement.status is Status.OK
+    assert measurement.samples_us == pytest.approx([8.0] * QUICK.rounds)
+    assert measurement.baseline_us == pytest.approx([BASELINE_US] * QUICK.rounds)
+    assert measurement.speedup == pytest.approx(1.25)
+    assert measurement.error == pytest.approx(2.1e-4, rel=0.2)
+    assert (measurement.clock_mhz, measurement.power_w) == (1755, 640.5)
+
+
+@pytest.mark.parametrize("wrong", [narrow, lazy, stray])
+def test_a_wrong_candidate_is_not_timed(gpu: FakeGpu, wrong: Any) -> None:
+    bench = Bench(PROBLEM)
+    measurement = bench.measure(gpu.kernel(wrong, 8.0))
+    assert measurement.status is Status.WRONG_RESULT
+    assert measurement.samples_us == ()
+    assert measurement.us is None
+    assert measurement.detail
+    assert not gpu.replayed
+    assert bench.is_sound()
+
+
+def test_a_candidate_that_is_wrong_in_a_graph_only_is_found(gpu: FakeGpu) -> None:
+    calls = 0
+
+    def wears_out(a: Any, b: Any, out: Any) -> None:
+        nonlocal calls
+        calls += 1
+        (product if calls <= 2 else lazy)(a, b, out)
+
+    assert Bench(PROBLEM).measure(gpu.kernel(wears_out, 8.0)).status is Status.WRONG_RESULT
+
+
+def test_a_hopeless_candidate_is_given_up_early(gpu: FakeGpu) -> None:
+    measurement = Bench(PROBLEM).measure(gpu.kernel(product, 3.5 * BASELINE_US))
+    assert measurement.status is Status.OK
+    assert len(measurement.samples_us) == QUICK.trial_rounds
+
+
+def test_finalists_are_timed_in_one_run(gpu: FakeGpu) -> None:
+    bench = Bench(PROBLEM)
+    fast, wrong, slow = bench.measure_all(
+        [gpu.kernel(product, 8.0), gpu.kernel(lazy, 1.0), gpu.kernel(product, 9.0)], THOROUGH
+    )
+    assert (fast.us, slow.us) == (pytest.approx(8.0), pytest.approx(9.0))
+    assert wrong.status is Status.WRONG_RESULT
+    assert fast.baseline_us == slow.baseline_us
+    assert len(fast.samples_us) == THOROUGH.rounds
+
+
+def test_without_a_baseline_candidates_are_still_timed(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCublas, "__init__", lambda self, gpu: setattr(self, "gemm", refuse))
+    bench = Bench(PROBLEM)
+    measurement = bench.measure(gpu.kernel(product, 8.0))
+    assert measurement.us == pytest.approx(8.0)
+    assert measurement.speedup is None
+    assert bench.baselines()["cublas_us"] is None
+
+
+def test_a_wrong_baseline_is_an_error(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeCublas, "__init__", lambda self, gpu: setattr(self, "gemm", lazy))
+    with pytest.raises(VerificationError, match="cuBLAS"):
+        Bench(PROBLEM)
+
+
+def test_spoilt_operands_are_noticed(gpu: FakeGpu) -> None:
+    bench = Bench(PROBLEM)
+    assert bench.is_sound()
+    bench._cases[1][0][...] = 0
+    assert not bench.is_sound()
+
+
+def test_the_best_cublaslt_algorithm_is_the_fastest_that_runs(gpu: FakeGpu) -> None:
+    found = Bench(PROBLEM).baselines()
+    assert found["cublas_us"] == pytest.approx(BASELINE_US)
+    assert found["cublaslt_us"] == pytest.approx(8.0)
+    assert found["cublaslt_algorithm"] == {"id": 8}
+
+
+def test_a_fault_is_a_launch_error_and_the_device_is_lost(gpu: FakeGpu) -> None:
+    bench = Bench(PROBLEM)
+
+    def fault(a: Any, b: Any, out: Any) -> None:
+        gpu.faulted = True
+        gpu.stream.synchronize()
+
+    assert measure.is_usable(0)
+    with pytest.raises(LaunchError, match="illegal memory access"):
+        bench.measure(fault)
+    assert not measure.is_usable(0)
+
+
+@pytest.mark.parametrize("mode", [ROTATED, RESIDENT])
+def test_graphs_go_through_the_operand_sets_of_their_mode(gpu: FakeGpu, mode: str) -> None:
+    seen: list[int] = []
+    bench = Bench(PROBLEM)
+
+    def launch(a: Any, b: Any, out: Any) -> None:
+        seen.append(id(a))
+
+    bench.time({"candidate": launch}, QUICK, mode)
+    assert len(set(seen)) == (measure.MAX_SETS if mode == ROTATED else 1)
+    assert bench.bytes_rotated(mode) == len(set(seen)) * PROBLEM.compulsory_bytes
+
+
+def test_samples_are_interleaved_and_every_other_round_is_turned_round(gpu: FakeGpu) -> None:
+    sets = [OperandSet(None, None, None)]
+    timed = {
+        name: capture(gpu.kernel(lambda a, b, out: None, cost), sets, 5) for name, cost in (("x", 1.0), ("y", 2.0))
+    }
+    names = {id(each.graph): name for name, each in timed.items()}
+    called = []
+    samples = interleave(timed, 3, lambda: called.append(len(gpu.replayed)))
+    assert [names[id(graph)] for graph in gpu.replayed] == ["x", "y", "x", "y", "y", "x", "x", "y"]
+    assert samples == {"x": pytest.approx([1.0] * 3), "y": pytest.approx([2.0] * 3)}
+    assert called == [8]
+
+
+def test_a_capture_that_breaks_is_ended(gpu: FakeGpu) -> None:
+    with pytest.raises(CublasError):
+        capture(refuse, [OperandSet(None, None, None)], 3)
+    assert gpu.captured is None
+    assert graphs.capture(gpu.kernel(product, 1.0), [OperandSet(None, None, None)], 3).launches == 3
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(64, 64, 64),
+        Problem(512, 512, 8192),
+        Problem(2048, 2048, 4096),
+        Problem(8192, 8192, 8192),
+        Problem(1, 1, 1),
+        Problem(128, 4096, 4096, out_dtype="float32"),
+    ],
+)
+def test_graphs_are_long_enough_and_cover_twice_the_l2(problem: Problem) -> None:
+    sets = num_sets(problem, H200.l2_bytes)
+    launches = num_launches(problem, sets)
+    assert sets * problem.compulsory_bytes >= 2 * H200.l2_bytes or sets == launches == measure.MAX_SETS
+    assert launches % sets == 0
+    assert launches * measure.estimated_us(problem) >= measure.GRAPH_US
+    assert (launches - sets) * measure.estimated_us(problem) < measure.GRAPH_US
+
+
+def test_names_of_baselines_are_those_of_the_results() -> None:
+    assert (CUBLAS, CUBLASLT) == ("cublas", "cublaslt")

@@ -1,0 +1,54 @@
+"""The public surface is this list, and none of it needs CuPy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import cupygemm
+
+PUBLIC = {
+    "Bundle",
+    "BundleError",
+    "CompileError",
+    "ConfigError",
+    "CupygemmError",
+    "DeviceSpec",
+    "KernelConfig",
+    "KernelSpec",
+    "LaunchError",
+    "Problem",
+    "ProblemError",
+    "VerificationError",
+    "__version__",
+    "explain",
+    "matmul",
+    "use",
+}
+
+WITHOUT_GPU_LIBRARIES = """
+import sys
+for name in ("cupy", "cuda", "jax", "pynvml"):
+    sys.modules[name] = None  # importing it raises ImportError
+import cupygemm
+for name in cupygemm.__all__:
+    getattr(cupygemm, name)
+"""
+
+
+def test_the_public_names_are_the_list():
+    assert set(cupygemm.__all__) == PUBLIC
+    assert len(cupygemm.__all__) == len(PUBLIC)
+    assert set(dir(cupygemm)) >= PUBLIC
+
+
+def test_every_public_name_resolves_without_cupy_cuda_or_jax():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_GPU_LIBRARIES], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = cupygemm.no_such_name

@@ -1,0 +1,182 @@
+"""Knobs, spaces and the sub-spaces that tables are recorded over."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.device import H200
+from cupygemm.errors import ConfigError
+from cupygemm.problem import Problem
+from cupygemm.search.space import FIELD_NAMES, FULL_KNOBS, Knob, SearchSpace
+from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES
+
+PROBLEM = Problem(2048, 2048, 4096)
+FULL = SearchSpace.for_problem(PROBLEM, H200)
+
+
+def legal(count: int, seed: int = 0) -> list[KernelConfig]:
+    rng = np.random.default_rng(seed)
+    return [FULL.sample(rng) for _ in range(count)]
+
+
+def test_a_space_has_the_fields_of_a_config_in_order():
+    assert FULL.names == tuple(field.name for field in fields(KernelConfig))
+    assert [knob.name for knob in FULL.knobs] == list(FULL.names)
+
+
+def test_knobs_may_be_given_in_any_order():
+    assert SearchSpace(FULL_KNOBS[::-1], lambda _: True).knobs == FULL.knobs
+
+
+def test_booleans_are_categories_and_sizes_are_ordered():
+    for knob in FULL.knobs:
+        assert knob.ordered == (not isinstance(knob.values[0], bool)), knob.name
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "what"),
+    [
+        ("block_x", (1, 2), "block_x"),
+        ("block_m", (), "at least one"),
+        ("block_m", (64, 64), "distinct"),
+        ("block_m", (128, 64), "ascend"),
+    ],
+)
+def test_a_malformed_knob_is_refused(name, values, what):
+    with pytest.raises(ConfigError, match=what):
+        Knob(name, values)
+
+
+def test_every_field_needs_one_knob():
+    with pytest.raises(ConfigError, match="store_stages"):
+        SearchSpace(FULL_KNOBS[:-1], lambda _: True)
+    with pytest.raises(ConfigError, match="twice"):
+        SearchSpace((*FULL_KNOBS, FULL_KNOBS[0]), lambda _: True)
+
+
+def test_an_empty_space_is_refused():
+    with pytest.raises(ConfigError, match="empty"):
+        SearchSpace.of_members(FULL_KNOBS, [])
+
+
+def test_decode_inverts_encode():
+    for config in legal(100):
+        assert FULL.decode(FULL.encode(config)) == config
+
+
+def test_encode_and_decode_name_what_is_outside():
+    config = legal(1)[0]
+    with pytest.raises(ConfigError, match="group is 3"):
+        FULL.encode(config.swapped(group=3))
+    with pytest.raises(ConfigError, match="block_m"):
+        FULL.decode([99] * len(FIELD_NAMES))
+    with pytest.raises(ConfigError, match="2 indices"):
+        FULL.decode([0, 0])
+
+
+def test_samples_are_legal_and_differ():
+    spec = KernelSpec.of(PROBLEM)
+    configs = legal(100)
+    assert [illegal_reason(config, spec, H200) for config in configs] == [None] * 100
+    assert len(set(configs)) > 90
+
+
+def test_the_same_seed_gives_the_same_samples():
+    assert legal(5, seed=7) == legal(5, seed=7) != legal(5, seed=8)
+
+
+def test_a_space_without_a_legal_config_says_so(monkeypatch):
+    monkeypatch.setattr("cupygemm.search.space.SAMPLE_LIMIT", 10)
+    with pytest.raises(ConfigError, match="no legal config"):
+        SearchSpace(FULL_KNOBS, lambda _: False).sample(np.random.default_rng(0))
+
+
+def test_the_full_space_holds_illegal_points_and_knows_them():
+    config = legal(1)[0]
+    assert FULL.is_legal(config)
+    assert not FULL.is_legal(config.swapped(block_m=64, consumers=3, split_n=False))
+    assert not FULL.is_legal(config.swapped(group=64)), "legal, but no value of the knob"
+
+
+def test_sizes():
+    assert FULL.size is None
+    assert 1e5 < FULL.estimate_size(np.random.default_rng(0), draws=500) < FULL.size_cartesian / 2
+
+
+def test_neighbours_differ_in_one_knob_by_one_step():
+    for config in legal(5):
+        here = np.array(FULL.encode(config))
+        found = FULL.neighbours(config)
+        assert found
+        assert len(set(found)) == len(found)
+        for neighbour in found:
+            assert FULL.is_legal(neighbour)
+            assert np.abs(np.array(FULL.encode(neighbour)) - here).sum() == 1
+
+
+def test_enumerate_is_the_legal_part_of_the_product(toy):
+    spec = KernelSpec.of(PROBLEM)
+    space = SearchSpace(toy.knobs, lambda config: illegal_reason(config, spec, H200) is None)
+    found = list(space.enumerate())
+    assert found == [config for config in space.product() if space.is_legal(config)]
+    assert len(set(found)) == len(found)
+    assert 0 < len(found) < space.size_cartesian
+    assert list(SearchSpace.of_members(toy.knobs, found[::-1]).enumerate()) == found
+
+
+def test_members_are_sampled_evenly(toy):
+    space = toy.space(PROBLEM, H200)
+    rng = np.random.default_rng(0)
+    drawn = {space.sample(rng) for _ in range(20 * space.size)}
+    assert drawn == set(space.members)
+
+
+@pytest.fixture(scope="module")
+def core() -> SearchSpace:
+    return SUBSPACES["core"].space(PROBLEM, H200)
+
+
+def test_the_recorded_subspace_has_a_useful_size(core):
+    assert 500 <= core.size <= 3000
+    assert sum(knob.varies for knob in core.knobs) >= 6
+
+
+def test_both_recorded_problems_share_it(core):
+    other = SUBSPACES["core"].space(Problem(512, 512, 8192), H200)
+    assert set(other.members) == set(core.members)
+
+
+def test_every_value_of_the_recorded_subspace_is_used(core):
+    # A value that no legal point takes would only be a fault of the declaration.
+    for knob in core.knobs:
+        assert {getattr(config, knob.name) for config in core.members} == set(knob.values), knob.name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cluster_m": 2, "group": 8},
+        {"cluster_n": 2, "group": 16},
+        {"stages": 3, "producer_registers": 24},
+        {"block_m": 256, "block_n": 128},
+        {"block_n": 128, "stages": 6, "wait_depth": 0},
+        {"block_m": 64, "block_n": 64, "consumers": 1, "stages": 8},
+        {"store_stages": 1},
+    ],
+)
+def test_configs_known_to_be_good_are_in_it(core, changes):
+    usual = KernelConfig(128, 256, 64, 4, 2, False, 1, 1, True, 1, 40, 1, 2)
+    assert core.is_legal(usual.swapped(**changes))
+
+
+def test_each_restriction_excludes_something():
+    subspace, spec = SUBSPACES["core"], KernelSpec.of(PROBLEM)
+    points = list(SearchSpace(subspace.knobs, lambda _: True).product())
+    rules = {found.rule for config in points if (found := subspace.exclusion(config, spec, H200))}
+    assert {restriction.rule for restriction in subspace.restrictions} <= rules
+    assert {restriction.rule for restriction in subspace.restrictions} <= set(RESTRICTIONS)

@@ -1,0 +1,155 @@
+"""What every strategy promises, and what each is for."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+
+import numpy as np
+import pytest
+from cmaes import CatCMAwM
+
+from cupygemm.config import KernelConfig
+from cupygemm.device import H200
+from cupygemm.errors import ConfigError
+from cupygemm.measurement import Measurement, Status
+from cupygemm.problem import Problem
+from cupygemm.search.replay import ReplayRunner
+from cupygemm.search.space import SearchSpace
+from cupygemm.search.strategies import STRATEGIES, make_strategy
+from cupygemm.search.strategies.cma import CmaEs, _losses
+from cupygemm.search.tune import Budget, tune
+
+PROBLEM = Problem(2048, 2048, 4096)
+
+
+@pytest.fixture(params=sorted(STRATEGIES))
+def name(request) -> str:
+    return request.param
+
+
+def asks(strategy, model, rounds: int) -> list[KernelConfig]:
+    found = []
+    for _ in range(rounds):
+        configs = strategy.ask()
+        found += configs
+        strategy.tell(configs, [model(config) for config in configs])
+    return found
+
+
+def test_proposals_are_legal(name, toy_table, model):
+    space = toy_table.space
+    found = asks(make_strategy(name, space, seed=0), model, rounds=20)
+    assert found
+    assert all(space.is_legal(config) for config in found)
+
+
+def test_proposals_are_legal_in_the_full_space(name, model):
+    space = SearchSpace.for_problem(PROBLEM, H200)
+    found = asks(make_strategy(name, space, seed=0), model, rounds=3)
+    assert found
+    assert all(space.is_legal(config) for config in found)
+
+
+def test_the_same_seed_gives_the_same_search(name, toy_table, model):
+    runs = [asks(make_strategy(name, toy_table.space, seed=3), model, rounds=12) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_a_space_of_one_config_is_no_special_case(name, toy_table, model):
+    config = next(iter(toy_table.rows))
+    knobs = [type(knob)(knob.name, (getattr(config, knob.name),), knob.ordered) for knob in toy_table.knobs]
+    strategy = make_strategy(name, SearchSpace.of_members(knobs, [config]), seed=0)
+    assert set(asks(strategy, model, rounds=2)) == {config}
+
+
+def test_a_search_where_everything_fails_goes_on(name, toy_table):
+    strategy = make_strategy(name, toy_table.space, seed=0)
+    assert asks(strategy, lambda _: Measurement(Status.CRASHED), rounds=10)
+
+
+@pytest.mark.parametrize("covering", ["random", "exhaustive"])
+def test_each_config_is_proposed_once(covering, toy_table, model):
+    strategy = make_strategy(covering, toy_table.space, seed=0)
+    found = asks(strategy, model, rounds=toy_table.space.size)
+    assert len(found) == toy_table.space.size
+    assert set(found) == set(toy_table.rows)
+    assert strategy.ask() == []
+
+
+def test_random_search_depends_on_its_seed(toy_table, model):
+    one, two = (asks(make_strategy("random", toy_table.space, seed), model, rounds=2) for seed in (0, 1))
+    assert one != two
+
+
+def test_an_unknown_name_lists_the_known(toy_table):
+    with pytest.raises(ConfigError, match="random, exhaustive, cma"):
+        make_strategy("annealing", toy_table.space, seed=0)
+
+
+def test_a_missing_package_is_named(monkeypatch, toy_table):
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    monkeypatch.delitem(sys.modules, "cupygemm.search.strategies.cma", raising=False)
+    with pytest.raises(ConfigError, match=r"needs cmaes: pip install 'cupygemm\[search\]'"):
+        make_strategy("cma", toy_table.space, seed=0)
+
+
+def test_cma_finds_a_better_config_than_chance(core_table):
+    def found_us(strategy: str, seed: int) -> float:
+        space, runner = core_table.space, ReplayRunner(core_table)
+        result = tune(core_table.problem, space, make_strategy(strategy, space, seed), runner, Budget(60))
+        assert len(result.trials) == 60
+        return result.best.measurement.us
+
+    seeds = range(5)
+    by_cma, by_chance = ([found_us(name, seed) for seed in seeds] for name in ("cma", "random"))
+    assert statistics.mean(by_cma) < statistics.mean(by_chance)
+    assert statistics.median(by_cma) < 1.02 * core_table.optimum_us
+
+
+def test_cma_covers_a_small_space_in_the_end(toy_table):
+    space = SearchSpace.of_members(toy_table.knobs, sorted(toy_table.rows)[::8])
+    result = tune(PROBLEM, space, make_strategy("cma", space, 0), ReplayRunner(toy_table), Budget(evaluations=None))
+    assert result.stopped_by == "exhausted"
+    assert {trial.config for trial in result.trials} == set(space.members)
+
+
+def test_losses_rank_failures_last_and_are_finite():
+    def ok(us: float) -> Measurement:
+        return Measurement(Status.OK, (us,))
+
+    losses = _losses([ok(10.0), Measurement(Status.TIMED_OUT), ok(1000.0), ok(math.nan), ok(0.0), ok(math.inf)])
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[0] < losses[2] < losses[1]
+    assert losses[1] == losses[3] == losses[4] == losses[5]
+
+
+def test_cma_starts_again_when_it_finds_nothing_new(toy_table):
+    config = next(iter(toy_table.rows))
+    strategy = CmaEs(toy_table.space, seed=0)
+    first = strategy._optimizer
+    strategy._seen = set(toy_table.rows)
+    for _ in range(5):
+        configs = strategy.ask()
+        strategy.tell(configs, [Measurement(Status.OK, (1.0 + (c != config),)) for c in configs])
+    assert strategy._optimizer is not first
+
+
+def test_cma_accepts_configs_that_it_did_not_draw(toy_table, model):
+    """Where draws are hardly ever legal, legal configs are put in by hand, through a private field of cmaes."""
+    only = sorted(toy_table.rows)[:3]
+    space = SearchSpace.of_members(toy_table.knobs, only)
+    strategy = CmaEs(space, seed=0)
+    assert set(asks(strategy, model, rounds=10)) == set(only)
+
+
+def test_a_solution_made_by_hand_is_the_one_cmaes_would_make(toy_table):
+    strategy = CmaEs(toy_table.space, seed=0)
+    optimizer = strategy._optimizer
+    assert isinstance(optimizer, CatCMAwM)
+    solution = optimizer.ask()
+    made = strategy._encode(strategy._decode(solution))
+    np.testing.assert_array_equal(made.z, solution.z)
+    np.testing.assert_array_equal(made.c, solution.c)
+    assert made._v_raw.shape == solution._v_raw.shape

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cupygemm import compiler, driver, provenance, telemetry
-from cupygemm.benchmark import benchmark, write_results
+from cupygemm.benchmark import benchmark
 from cupygemm.bundle import Bundle, Entry
 from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelSpec
@@ -23,6 +23,7 @@ from cupygemm.errors import CupygemmError, ProblemError
 from cupygemm.measure import MODES, Bench
 from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
+from cupygemm.results import write_results
 from cupygemm.telemetry import Reading
 
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from cupygemm.atomic import write_atomically
 from cupygemm.config import KernelConfig
 from cupygemm.errors import VerificationError
 from cupygemm.graphs import Launch
@@ -15,7 +11,6 @@ from cupygemm.measure import CUBLAS, CUBLASLT, ROTATED, THOROUGH, Bench, Effort,
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 
-SCHEMA = "cupygemm.results/1"
 OWN, TORCH = "cupygemm", "torch"
 
 
@@ -79,16 +74,3 @@ def result_row(
         "sm_clock_mhz": timing.reading.clock_mhz,
         "power_w": timing.reading.power_w,
     }
-
-
-def write_results(
-    path: Path, name: str, command: str, provenance: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> None:
-    """Writes a results file, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-        ValueError: a number is not finite.
-    """
-    results = {"schema": SCHEMA, "name": name, "command": command, "provenance": dict(provenance), "rows": list(rows)}
-    write_atomically(path, (json.dumps(results, indent=1, allow_nan=False) + "\n").encode())

@@ -102,6 +102,16 @@ class GpuRunner:
         for measurements in self._on_each([problem], configs):
             yield measurements[0]
 
+    def compile_ahead(self, problems: Sequence[Problem], configs: Sequence[KernelConfig]) -> int:
+        """Compiles into the cache every kernel that a sweep will need; the number that compiled.
+
+        Raises:
+            LaunchError: compiling processes cannot be started.
+        """
+        specs = dict.fromkeys(KernelSpec.of(problem) for problem in problems)
+        kernels = (kernel for spec in specs for kernel in self._compiled(spec, configs))
+        return sum(isinstance(kernel, CompiledKernel) for kernel in kernels)
+
     def sweep(self, problems: Sequence[Problem], configs: Sequence[KernelConfig]) -> Iterator[Record]:
         """Every config on every problem, as they end; each kernel is loaded once for all problems of its spec.
 

@@ -12,7 +12,7 @@ from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.problem import Problem
-from cupygemm.search.runner import Counting, Sweeping
+from cupygemm.search.runner import Sweeping
 from cupygemm.search.subspace import SubSpace
 from cupygemm.search.table import Table
 
@@ -27,16 +27,17 @@ class Recording:
     Attributes:
         wanted: (problem, config) pairs that the tables need.
         pairs: pairs measured, by problem.
-        seconds: wall time of the sweep.
+        seconds: wall time of the sweep, once all is compiled.
+        compiles, compile_seconds: kernels compiled ahead of it, and the wall time that took.
         stopped_by: "done", "seconds" or "interrupted".
-        statistics: figures of the runner's own, such as the time spent compiling.
     """
 
     wanted: int = 0
     pairs: dict[Problem, dict[KernelConfig, Measurement]] = field(default_factory=dict)
     seconds: float = 0.0
+    compiles: int = 0
+    compile_seconds: float = 0.0
     stopped_by: str = "done"
-    statistics: dict[str, Any] = field(default_factory=dict)
 
     @property
     def measured(self) -> int:
@@ -49,7 +50,7 @@ class Recording:
         return self.measured == self.wanted
 
     def summary(self) -> dict[str, Any]:
-        """Counts and rates of the sweep; rates are per minute of its whole wall time, compiling included."""
+        """Counts, and rates per minute of wall time of the two phases: compiling, then measuring."""
         statuses: Counter[str] = Counter()
         for measurements in self.pairs.values():
             statuses.update(m.status.value for m in measurements.values())
@@ -59,10 +60,12 @@ class Recording:
             "pairs": self.measured,
             "pairs_wanted": self.wanted,
             "seconds": round(self.seconds, 3),
-            "pairs_per_minute": round(60 * self.measured / self.seconds, 1) if self.seconds else None,
+            "pairs_per_minute": _per_minute(self.measured, self.seconds),
+            "compiles": self.compiles,
+            "compile_seconds": round(self.compile_seconds, 3),
+            "compiles_per_minute": _per_minute(self.compiles, self.compile_seconds),
             "statuses": dict(statuses),
             "stopped_by": self.stopped_by,
-            **self.statistics,
         }
 
     def failures(self) -> list[dict[str, Any]]:
@@ -84,20 +87,25 @@ def record(
     limit_s: float | None = None,
     on_record: Callable[[Record, Recording], None] = lambda record, recording: None,
 ) -> Recording:
-    """Measures every legal point of a sub-space for every problem. Ctrl-C and the limit end it early.
+    """Compiles and then measures every legal point of a sub-space for every problem. Ctrl-C and the limit end it early.
+
+    Compiling comes first and not beside the measuring, so that the two rates are what they say.
 
     Args:
         problems: what to record; those that share a spec share each compiled kernel.
         subspace: which configs.
         runner: measures.
         device: the GPU, for what is legal.
-        limit_s: wall time after which to stop, seconds.
+        limit_s: wall time of the measuring after which to stop, seconds.
         on_record: called after each pair, with the recording so far.
     """
     plan = [(group, list(subspace.configs(spec, device))) for spec, group in _by_spec(problems).items()]
     recording = Recording(sum(len(group) * len(configs) for group, configs in plan), {p: {} for p in problems})
     started = time.monotonic()
     try:
+        recording.compiles = sum(runner.compile_ahead(group, configs) for group, configs in plan)
+        recording.compile_seconds = time.monotonic() - started
+        started = time.monotonic()
         for group, configs in plan:
             for found in runner.sweep(group, configs):
                 recording.pairs[found.problem][found.config] = found.measurement
@@ -110,7 +118,6 @@ def record(
         recording.stopped_by = "interrupted"
     finally:
         recording.seconds = time.monotonic() - started
-        recording.statistics = runner.statistics() if isinstance(runner, Counting) else {}
     return recording
 
 
@@ -130,6 +137,10 @@ def tables_of(
         Table.of(problem, device, subspace, measurements, provenance, baselines[problem])
         for problem, measurements in recording.pairs.items()
     ]
+
+
+def _per_minute(count: int, seconds: float) -> float | None:
+    return round(60 * count / seconds, 1) if seconds else None
 
 
 def _by_spec(problems: Sequence[Problem]) -> dict[KernelSpec, list[Problem]]:

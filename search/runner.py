@@ -40,19 +40,14 @@ class Confirming(Protocol):
 class Sweeping(Runner, Protocol):
     """A runner that a table can be recorded with."""
 
+    def compile_ahead(self, problems: Sequence[Problem], configs: Sequence[KernelConfig]) -> int:
+        """Compiles into the cache whatever a sweep will need, on all cores; the number of kernels."""
+        ...
+
     def sweep(self, problems: Sequence[Problem], configs: Sequence[KernelConfig]) -> Iterator[Record]:
         """Every config on every problem, each compiled and loaded once, as they end."""
         ...
 
     def baselines(self, problem: Problem) -> dict[str, Any]:
         """`cublas_us`, `cublaslt_us` and what else is known of the libraries' times."""
-        ...
-
-
-@runtime_checkable
-class Counting(Protocol):
-    """A runner that keeps count of its own work."""
-
-    def statistics(self) -> dict[str, Any]:
-        """Figures for a report, such as `compiles`, `compile_seconds` and `compiles_per_minute`."""
         ...

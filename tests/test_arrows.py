@@ -22,7 +22,7 @@ ARROWS = {
     "": "api",
     "api": "dispatch",
     "atomic": "",
-    "benchmark": "atomic measure",
+    "benchmark": "measure",
     "bundle": "atomic measurement validation",
     "bundle_view": "bundle",
     "cli": "bundle_view report search.gpu_runner search.outcome search.progress search.recording search.store",

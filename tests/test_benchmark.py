@@ -8,21 +8,23 @@ from typing import Any
 
 import pytest
 
-from cupygemm.benchmark import benchmark, result_row, write_results
+from cupygemm.benchmark import benchmark, result_row
 from cupygemm.config import KernelConfig
 from cupygemm.errors import VerificationError
 from cupygemm.measure import RESIDENT, ROTATED, THOROUGH, Effort, Timing
 from cupygemm.problem import Problem
+from cupygemm.results import write_results
 from cupygemm.telemetry import Reading
 from cupygemm.verify import Verdict
 
 PROBLEM = Problem(2048, 2048, 4096)
 CONFIG = KernelConfig(128, 256, 64, 3, 2, False, 1, 1, False, 8, 40, 1, 2)
 
-FIELDS = set(
-    """m n k batch a_dtype b_dtype out_dtype layout epilogue scales accumulate pdl mode bytes_rotated kernel
-    cupygemm_us cublas_us cublaslt_us torch_us error spread config""".split()
-)
+FIELDS = {
+    *("m", "n", "k", "batch", "a_dtype", "b_dtype", "out_dtype", "layout", "epilogue", "scales", "accumulate", "pdl"),
+    *("mode", "bytes_rotated", "kernel", "cupygemm_us", "cublas_us", "cublaslt_us", "torch_us", "error", "spread"),
+    "config",
+}
 
 
 class FakeBench:

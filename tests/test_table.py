@@ -223,8 +223,9 @@ class Sweeper:
                 self.swept += 1
                 yield Record(problem, config, self.model(config))
 
-    def statistics(self):
-        return {"compiles": 7, "compiles_per_minute": 700.0}
+    def compile_ahead(self, problems, configs):
+        assert self.swept == 0, "compiling belongs before the measuring"
+        return len(configs)
 
 
 def test_a_sweep_becomes_a_table_a_problem(toy, toy_table, model):
@@ -253,7 +254,8 @@ def test_the_summary_counts(toy, toy_table, model):
     assert summary["pairs"] == summary["pairs_wanted"] == summary["configs"] == len(toy_table.rows)
     assert summary["statuses"] == dict(toy_table.statuses)
     assert summary["pairs_per_minute"] > 0
-    assert summary["compiles_per_minute"] == 700.0
+    assert summary["compiles"] == len(toy_table.rows)
+    assert summary["compiles_per_minute"] > 0
     assert len(recording.failures()) == toy_table.statuses["serialised"]
     assert {failure["status"] for failure in recording.failures()} == {"serialised"}
 

@@ -82,6 +82,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
             mbarrier_init(&shared.empty[slot], CONFIG.consumers * SHARERS);
         }
         fence_mbarrier_init();
+        fence_proxy_async();  // TMA, in the async proxy, is what signals `full`
     }
 
     // One thread: waits for a free slot, announces the bytes, starts the copies.
@@ -95,6 +96,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
         RingPosition ring;
         for (int t = schedule.first; t < schedule.count(); t += schedule.step) {
             const TileIndex tile = schedule.element(t);
+#pragma unroll 1  // unrolled, it spills where the producer has 24 registers
             for (int k = 0; k < args.k; k += CONFIG.block_k) {
                 // Wait for the consumers (of all sharers) to let go of the slot; passes at once the first time round.
                 mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
@@ -104,6 +106,14 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 mbarrier_arrive_expect_tx(full, TileA::BYTES + TileB::BYTES);
                 TileA::load(shared.a[ring.slot], map_a, full, tile.m, k, schedule.rank_n, row_mask);
                 TileB::load(shared.b[ring.slot], map_b, full, tile.n, k, schedule.rank_m, column_mask);
+                ring.advance();
+            }
+        }
+        // No CTA may leave while a peer can still signal its barriers: wait until every slot has been let go by all. What
+        // peers multicast into this CTA has arrived by then, since its own consumers waited for it.
+        if constexpr (CONFIG.cluster_size() > 1) {
+            for (int slot = 0; slot < CONFIG.stages; ++slot) {
+                mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
                 ring.advance();
             }
         }
@@ -123,19 +133,19 @@ struct Gemm : Legal<SPEC, CONFIG> {
         }
     }
 
-    // Issues the WGMMAs of one stage. `accumulate` is false for the first stage of a tile, which overwrites.
-    __device__ __forceinline__ static void multiply(const uint8_t* a, const uint8_t* b, float (&d)[M_STEPS][N / 2],
-                                                    int row, int column, bool accumulate) {
+    // Issues the WGMMAs of one stage, whose parts for this consumer start at the descriptors a and b. `accumulate` is
+    // false for the first stage of a tile, which overwrites.
+    __device__ __forceinline__ static void multiply(uint64_t a, uint64_t b, float (&d)[M_STEPS][N / 2], bool accumulate) {
         constexpr int TRANSPOSE_A = SPEC.a_major == Major::mn;
         constexpr int TRANSPOSE_B = SPEC.b_major == Major::mn;
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < CONFIG.block_k; k += MMA_K) {
-            const uint64_t descriptor_b = TileB::descriptor(b, column, k);
 #pragma unroll
             for (int step = 0; step < M_STEPS; ++step) {
-                const uint64_t descriptor_a = TileA::descriptor(a, row + step * MMA_M, k);
-                wgmma_mma_async<TRANSPOSE_A, TRANSPOSE_B>(d[step], descriptor_a, descriptor_b, accumulate || k > 0);
+                wgmma_mma_async<TRANSPOSE_A, TRANSPOSE_B>(d[step], a + descriptor_step(TileA::offset(step * MMA_M, k)),
+                                                          b + descriptor_step(TileB::offset(0, k)),
+                                                          accumulate || k > 0);
             }
         }
         wgmma_commit_group();
@@ -148,14 +158,21 @@ struct Gemm : Legal<SPEC, CONFIG> {
         const int column = CONFIG.split_n ? consumer * N : 0;
         uint8_t* buffers = shared.store + consumer * CONFIG.store_stages * Store::BUFFER_BYTES;
         uint32_t store_turn = 0;
+        const uint64_t first_a = TileA::descriptor(shared.a[0], row);
+        const uint64_t first_b = TileB::descriptor(shared.b[0], column);
         float d[M_STEPS][N / 2];
         RingPosition ring;
         for (int t = schedule.first; t < schedule.count(); t += schedule.step) {
+            // Computed here, where its divisions overlap the first loads, and not between the last WGMMA and the store.
+            TileIndex tile = schedule.element(t);
+            pin_register(tile.m);
+            pin_register(tile.n);
             uint32_t previous = ring.slot;
             for (int k = 0; k < args.k; k += CONFIG.block_k) {
                 // Wait for TMA to deliver the slot.
                 mbarrier_wait(&shared.full[ring.slot], ring.parity);
-                multiply(shared.a[ring.slot], shared.b[ring.slot], d, row, column, k > 0);
+                multiply(first_a + ring.slot * descriptor_step(TileA::BYTES),
+                         first_b + ring.slot * descriptor_step(TileB::BYTES), d, k > 0);
                 // Let go of the newest slot that no WGMMA in flight still reads.
                 wgmma_wait_group<CONFIG.wait_depth>();
                 if constexpr (CONFIG.wait_depth == 0) {
@@ -170,7 +187,6 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 wgmma_wait_group<0>();
                 release(shared, previous, schedule);
             }
-            const TileIndex tile = schedule.element(t);
 #pragma unroll
             for (int step = 0; step < M_STEPS; ++step) {
 #pragma unroll
@@ -198,7 +214,8 @@ struct Gemm : Legal<SPEC, CONFIG> {
         const uint32_t padding = (SWIZZLE_ATOM_BYTES - base % SWIZZLE_ATOM_BYTES) % SWIZZLE_ATOM_BYTES;
         SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared + padding);
         const Schedule schedule(args);
-        const int warpgroup = threadIdx.x / WARPGROUP;
+        // Shuffled, so that the compiler knows it is the same in all lanes and keeps what follows in uniform registers.
+        const int warpgroup = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
 
         if (threadIdx.x == 0) {
             prefetch_tensormap(map_a);
@@ -206,9 +223,10 @@ struct Gemm : Legal<SPEC, CONFIG> {
             if constexpr (CONFIG.store_stages > 0) prefetch_tensormap(map_c);
             init_barriers(shared);
         }
+        __syncwarp();
         // No CTA may signal or multicast into another before the barriers there exist.
         if constexpr (CONFIG.cluster_size() > 1) {
-            cluster_arrive();
+            cluster_arrive_relaxed();
             cluster_wait();
         } else {
             __syncthreads();
@@ -221,14 +239,6 @@ struct Gemm : Legal<SPEC, CONFIG> {
         } else {
             setmaxnreg_inc<CONFIG.consumer_registers()>();
             consume(shared, map_c, args, schedule, warpgroup - 1);
-        }
-
-        // No CTA may leave while a peer can still signal its barriers: all loads into it have been consumed by now, and
-        // this waits for the peers' last arrivals.
-        if constexpr (CONFIG.cluster_size() > 1) {
-            __syncwarp();
-            cluster_arrive();
-            cluster_wait();
         }
     }
 };

@@ -39,15 +39,16 @@ struct OperandTile {
         }
     }
 
-    // The descriptor of the part that starts at row `mn` and column `k` of the tile. mn: a multiple of 8 (k-major) or
-    // of SPAN (mn-major); k: a multiple of one instruction's depth.
-    __device__ __forceinline__ static uint64_t descriptor(const uint8_t* tile, int mn, int k) {
-        if constexpr (MAJOR == Major::k) {
-            const int offset = k / SPAN * SLAB_BYTES + mn * SWIZZLE_BYTES + k % SPAN * dtype_bytes(DTYPE);
-            return wgmma_descriptor(shared_address(tile + offset), 16, SWIZZLE_ATOM_BYTES);
-        } else {
-            const int offset = mn / SPAN * SLAB_BYTES + k * SWIZZLE_BYTES;
-            return wgmma_descriptor(shared_address(tile + offset), SLAB_BYTES, SWIZZLE_ATOM_BYTES);
-        }
+    // Where element (mn, k) of a tile starts, in bytes. mn: a multiple of 8 (k-major) or of SPAN (mn-major); k: a
+    // multiple of one instruction's depth.
+    __device__ __forceinline__ static constexpr int offset(int mn, int k) {
+        return MAJOR == Major::k ? k / SPAN * SLAB_BYTES + mn * SWIZZLE_BYTES + k % SPAN * dtype_bytes(DTYPE)
+                                 : mn / SPAN * SLAB_BYTES + k * SWIZZLE_BYTES;
+    }
+
+    // The descriptor of a tile from row `mn` on; adding `descriptor_step`s to it moves it within and between tiles.
+    __device__ __forceinline__ static uint64_t descriptor(const uint8_t* tile, int mn) {
+        const uint32_t leading = MAJOR == Major::k ? 16 : SLAB_BYTES;
+        return wgmma_descriptor(shared_address(tile + offset(mn, 0)), leading, SWIZZLE_ATOM_BYTES);
     }
 };

@@ -7,13 +7,13 @@ from typing import Any
 
 from cupygemm import driver, tensor_map
 from cupygemm.compiler import CompiledKernel
-from cupygemm.config import TMA_ALIGNMENT, illegal_reason, shared_bytes
+from cupygemm.config import TMA_ALIGNMENT, KernelConfig, illegal_reason, shared_bytes
 from cupygemm.errors import ConfigError, LaunchError, ProblemError
 from cupygemm.problem import Problem
 from cupygemm.tensor_map import Matrix, TensorMap
 
-MAX_EXTENT = 2**31 - 1024
-"""TMA coordinates are 32-bit and signed; a tile must not run past them."""
+MAX_EXTENT = 2**31 - 2048
+"""Coordinates are 32-bit and signed, and must not overflow past the last tile: 8 CTAs of 256 at most."""
 
 
 class _Arguments(ctypes.Structure):
@@ -48,6 +48,11 @@ class LoadedKernel:
         reason = illegal_reason(compiled.config, compiled.spec, spec)
         if reason is not None:
             raise ConfigError(f"this config cannot run on {spec.name}: {reason}")
+        if compiled.advisories or compiled.registers < _registers_at_launch(compiled.config):
+            raise ConfigError(
+                f"{compiled.cubin.name} is not what was asked for (advisories {compiled.advisories}, "
+                f"{compiled.registers} registers at launch): setmaxnreg in it could wait for ever"
+            )
         cupy = driver.cupy()
         self.compiled = compiled
         self.device = device
@@ -67,6 +72,12 @@ class LoadedKernel:
         if config.cluster_size == 1:
             return sm_count * driver.max_active_blocks(function, config.threads, self.shared_bytes)
         return driver.max_active_clusters(function, config.cluster_size, config.threads, self.shared_bytes)
+
+
+def _registers_at_launch(config: KernelConfig) -> int:
+    """Registers a thread with which the CTA's pool is what setmaxnreg will hand out."""
+    total = config.producer_registers + config.consumers * config.consumer_registers
+    return -(-total // (1 + config.consumers) // 8) * 8
 
 
 class Plan:
@@ -118,19 +129,16 @@ class Plan:
             LaunchError: the driver refused the launch.
         """
         problem, spec = self.problem, self.kernel.compiled.spec
-        map_a = tensor_map.encode(
-            _matrix("a", a, (problem.m, problem.k), spec.a_dtype, spec.a_major == "mn"), self._a_box
-        )
-        map_b = tensor_map.encode(
-            _matrix("b", b, (problem.k, problem.n), spec.b_dtype, spec.b_major == "k"), self._b_box
-        )
+        a_matrix = _matrix("a", a, (problem.m, problem.k), spec.a_dtype, spec.a_major == "mn")
+        b_matrix = _matrix("b", b, (problem.k, problem.n), spec.b_dtype, spec.b_major == "k")
+        map_a = tensor_map.encode(a_matrix, self._a_box)
+        map_b = tensor_map.encode(b_matrix, self._b_box)
+        shape = (problem.m, problem.n)
         map_out = self._no_map
         if self.kernel.compiled.config.store_stages:
-            map_out = tensor_map.encode(
-                _matrix("out", out, (problem.m, problem.n), spec.out_dtype, False), self._out_box
-            )
+            map_out = tensor_map.encode(_matrix("out", out, shape, spec.out_dtype, False), self._out_box)
         else:
-            _check_array("out", out, (problem.m, problem.n), spec.out_dtype)
+            _check_rows("out", out, shape, spec.out_dtype)
         row_stride = out.strides[0] // out.dtype.itemsize
         arguments = _Arguments(out.data.ptr, row_stride, problem.m, problem.n, problem.k)
         self._launch((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
@@ -148,6 +156,17 @@ def _check_array(name: str, array: Any, shape: tuple[int, int], dtype: str) -> N
         raise ProblemError(
             f"{name} is {array.dtype.name}{list(array.shape)}: the plan was made for {dtype}{list(shape)}"
         )
+
+
+def _check_rows(name: str, array: Any, shape: tuple[int, int], dtype: str) -> None:
+    """What storing from registers needs: contiguous rows that do not overlap."""
+    _check_array(name, array, shape, dtype)
+    itemsize = array.dtype.itemsize
+    row, column = array.strides
+    if shape[1] > 1 and column != itemsize:
+        raise ProblemError(f"{name}: its rows must be contiguous, elements of a row are {column} bytes apart")
+    if row % itemsize or (shape[0] > 1 and row < shape[1] * itemsize):
+        raise ProblemError(f"{name}: rows {row} bytes apart overlap or are not aligned to elements")
 
 
 def _matrix(name: str, array: Any, shape: tuple[int, int], dtype: str, transposed: bool) -> Matrix:

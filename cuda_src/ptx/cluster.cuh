@@ -8,8 +8,9 @@ __device__ __forceinline__ uint32_t cluster_cta_rank() {
     return rank;
 }
 
-__device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+// Orders nothing by itself: what the peers must see has its own fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait() {

@@ -22,6 +22,11 @@ __device__ __forceinline__ void pin_register(float& value) {
     asm volatile("" : "+f"(value)::"memory");
 }
 
+// Has a value computed here, and not where it is used.
+__device__ __forceinline__ void pin_register(int& value) {
+    asm volatile("" : "+r"(value));
+}
+
 // The shared-memory matrix descriptor for 128-byte swizzle (PTX ISA, "Matrix Descriptor Format"); byte offsets are
 // multiples of 16. `leading` and `stride` mean: k-major, unused and the step between groups of 8 rows; mn-major, the
 // step between 128-byte slabs along mn and the step between groups of 8 along k.
@@ -29,4 +34,9 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t 
     constexpr uint64_t SWIZZLE_128B = 1ull << 62;
     return SWIZZLE_128B | static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading >> 4) << 16 |
            static_cast<uint64_t>(stride >> 4) << 32;
+}
+
+// What to add to a descriptor to move its start by `bytes`: shared memory ends below the 14 bits of the address field.
+__device__ __forceinline__ constexpr uint64_t descriptor_step(uint32_t bytes) {
+    return bytes >> 4;
 }

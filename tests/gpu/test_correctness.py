@@ -117,6 +117,21 @@ def test_offsets_beyond_32_bits(kernels: Kernels) -> None:
         cupy.get_default_memory_pool().free_all_blocks()
 
 
+def test_extents_near_the_limit_of_32_bits(kernels: Kernels) -> None:
+    """One long side, narrow tiles and high bands: tile counts and coordinates must not overflow."""
+    cupy = driver.cupy()
+    long = 2**31 - 2048
+    banded = SMALL.swapped(block_n=8, raster_along_n=True, group=64)
+    for m, n, config in ((long, 8, LARGE.swapped(block_n=64)), (8, 2**29 + 8, banded), (8, long, banded)):
+        problem = make(m, n, 8, out_dtype="float16")
+        a, b = (cupy.ones(shape, dtype=cupy.float16) for shape in ((m, 8), (8, n)))
+        out = cupy.zeros((m, n), dtype=cupy.float16)
+        kernels.plan(problem, config)(a, b, out)
+        assert bool((out == 8).all())
+        del a, b, out
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
 def test_offset_pointers(kernels: Kernels) -> None:
     """Operands that start 16 bytes into an allocation are legal; 8 bytes are refused before TMA faults."""
     cupy = driver.cupy()
@@ -150,5 +165,9 @@ def test_zero_size_and_wrong_arrays_are_refused(kernels: Kernels) -> None:
     for wrong in ((a[:64], b, out), (a.astype(cupy.float32), b, out), (a, b.T, out), (a, b, out[:, :128])):
         with pytest.raises(ProblemError, match="the plan was made for"):
             plan(*wrong)
+    direct = kernels.plan(make(128, 136, 64), SMALL.swapped(store_stages=0))
+    for wrong_out in (cupy.zeros((136, 128), dtype=cupy.float16).T, cupy.zeros((128, 272), dtype=cupy.float16)[:, ::2]):
+        with pytest.raises(ProblemError, match="contiguous"):
+            direct(a, b, wrong_out)
     with pytest.raises(ProblemError, match="at least 1"):
         make(128, 136, 0)

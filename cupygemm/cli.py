@@ -6,7 +6,6 @@ The search is imported inside the commands, so that the command line starts fast
 from __future__ import annotations
 
 import errno
-import json
 import re
 import shlex
 import sys
@@ -308,7 +307,6 @@ def _record(request: _RecordRequest) -> None:
     if index not in driver.hopper_devices():
         raise LaunchError(f"{request.device} is no Hopper GPU: recording needs one")
     device = driver.device_spec(index)
-    facts = provenance.collect(index, _command_line(), request.commit)
     runner = GpuRunner(device=index)
     try:
         with _open_store(request.store) as store:
@@ -318,6 +316,7 @@ def _record(request: _RecordRequest) -> None:
                 _show_progress(recording)
 
             recording = record(request.problems, subspace, runner, device, request.limit_seconds, on_record)
+        facts = provenance.collect(index, _command_line(), request.commit, recording.reading)
         _write_report(request.report, recording, facts)
         if not recording.complete:
             raise LaunchError(_unfinished(recording, store.path))
@@ -342,16 +341,7 @@ def _unfinished(recording: Recording, store: Path) -> str:
 
 
 def _write_report(path: Path | None, recording: Recording, facts: dict[str, Any]) -> None:
-    from cupygemm.atomic import write_atomically
+    from cupygemm.results import write_report
 
-    if path is None:
-        return
-    report = {
-        "schema": "cupygemm.report/1",
-        "name": "tuning_rate",
-        "command": _command_line(),
-        "provenance": facts,
-        "summary": recording.summary(),
-        "failures": recording.failures(),
-    }
-    write_atomically(path, (json.dumps(report, indent=1) + "\n").encode())
+    if path is not None:
+        write_report(path, "tuning_rate", _command_line(), facts, recording.summary(), recording.failures())

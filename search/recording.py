@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from cupygemm.config import KernelConfig, KernelSpec
@@ -15,6 +16,7 @@ from cupygemm.problem import Problem
 from cupygemm.search.runner import Sweeping
 from cupygemm.search.subspace import SubSpace
 from cupygemm.search.table import Table
+from cupygemm.telemetry import Reading
 
 MAX_FAILURES = 200
 """Failures that a report spells out; it counts all."""
@@ -48,6 +50,14 @@ class Recording:
     def complete(self) -> bool:
         """Whether every pair has a measurement."""
         return self.measured == self.wanted
+
+    @property
+    def reading(self) -> Reading:
+        """Medians of the clocks and powers read beside the measurements."""
+        found = [measurement for measurements in self.pairs.values() for measurement in measurements.values()]
+        clocks = [each.clock_mhz for each in found if each.clock_mhz is not None]
+        powers = [each.power_w for each in found if each.power_w is not None]
+        return Reading(round(median(clocks)) if clocks else None, round(median(powers), 1) if powers else None)
 
     def summary(self) -> dict[str, Any]:
         """Counts, and rates per minute of wall time of the two phases: compiling, then measuring."""

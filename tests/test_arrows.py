@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "cupygemm"
 
 ARROWS = {
     "": "api",
+    "__main__": "cli",
     "api": "dispatch",
     "atomic": "",
     "benchmark": "measure",
@@ -49,7 +50,7 @@ ARROWS = {
     "search.outcome": "bundle search.target search.tune",
     "search.progress": "search.tune",
     "search.recorded": "search.table",
-    "search.recording": "search.runner search.table",
+    "search.recording": "search.runner search.table telemetry",
     "search.replay": "search.table",
     "search.runner": "measurement",
     "search.space": "config",

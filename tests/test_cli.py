@@ -337,7 +337,7 @@ def gpu(monkeypatch, toy, toy_table, model):
     kind = type("Gpu", (MadeUpGpu,), {"model": staticmethod(model), "table": toy_table})
     runner, provenance = ModuleType("gpu_runner"), ModuleType("provenance")
     runner.GpuRunner = kind
-    provenance.collect = lambda device, command, commit=None: {
+    provenance.collect = lambda device, command, commit=None, reading=None: {
         "date": "2026-11-29",
         "commit": commit,
         "driver": "580.1",

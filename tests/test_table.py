@@ -143,7 +143,9 @@ def test_what_is_wrong_is_named(path, change, what):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"text", gzip.compress(b""), gzip.compress(b"{}")[:-9], gzip.compress(b"not json")]
+    "data",
+    [b"", b"text", gzip.compress(b""), gzip.compress(b"{}")[:-9], gzip.compress(b"not json")],
+    ids=["empty", "text", "nothing packed", "cut short", "not JSON"],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path, data):
     path = tmp_path / "x.jsonl.gz"

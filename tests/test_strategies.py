@@ -125,9 +125,28 @@ def test_losses_rank_failures_last_and_are_finite():
     assert losses[1] == losses[3] == losses[4] == losses[5]
 
 
+def started(table) -> CmaEs:
+    """The strategy after its random design."""
+    strategy = CmaEs(table.space, seed=0)
+    configs = strategy.ask()
+    assert len(set(configs)) > 1
+    strategy.tell(configs, list(ReplayRunner(table).run(table.problem, configs)))
+    return strategy
+
+
+def test_cma_starts_at_the_best_of_its_design(toy_table):
+    strategy = CmaEs(toy_table.space, seed=3)
+    configs = strategy.ask()
+    losses = [100.0 + index for index in range(len(configs))]
+    losses[4] = 1.0
+    strategy.tell(configs, [Measurement(Status.OK, (loss,)) for loss in losses])
+    indices = toy_table.space.encode(configs[4])
+    assert list(strategy._optimizer._mean) == [indices[i] for i in strategy._ordered]
+
+
 def test_cma_starts_again_when_it_finds_nothing_new(toy_table):
     config = next(iter(toy_table.rows))
-    strategy = CmaEs(toy_table.space, seed=0)
+    strategy = started(toy_table)
     first = strategy._optimizer
     strategy._seen = set(toy_table.rows)
     for _ in range(5):
@@ -145,7 +164,7 @@ def test_cma_accepts_configs_that_it_did_not_draw(toy_table, model):
 
 
 def test_a_solution_made_by_hand_is_the_one_cmaes_would_make(toy_table):
-    strategy = CmaEs(toy_table.space, seed=0)
+    strategy = started(toy_table)
     optimizer = strategy._optimizer
     assert isinstance(optimizer, CatCMAwM)
     solution = optimizer.ask()

@@ -43,7 +43,8 @@ test-gpu: .venv-gpu/ready
 	CUPYGEMM_REQUIRE_GPU=1 .venv-gpu/bin/python -m pytest -m gpu tests/gpu
 
 bench: .venv-gpu/ready
-	.venv-gpu/bin/cupygemm bench
+	.venv-gpu/bin/cupygemm tune $(SHAPE) --dtype float16 --budget 200 --device cuda:0 -o build/bench/tuned.yaml
+	.venv-gpu/bin/python bench/headline.py --bundle build/bench/tuned.yaml -o bench/results/headline.json
 	.venv-gpu/bin/cupygemm report
 
 clean:

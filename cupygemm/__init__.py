@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cupygemm.device import DeviceSpec
     from cupygemm.errors import (
         BundleError,
+        CaptureError,
         CompileError,
         ConfigError,
         CupygemmError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "Bundle": "bundle",
     "BundleError": "errors",
+    "CaptureError": "errors",
     "CompileError": "errors",
     "ConfigError": "errors",
     "CupygemmError": "errors",
@@ -51,6 +53,7 @@ _MODULE_OF = {
 __all__ = [
     "Bundle",
     "BundleError",
+    "CaptureError",
     "CompileError",
     "ConfigError",
     "CupygemmError",

@@ -9,7 +9,7 @@ from typing import Any
 from cupygemm import driver
 from cupygemm.bundle import Bundle
 from cupygemm.dispatch import Choice, Dispatcher, is_capturing
-from cupygemm.errors import LaunchError
+from cupygemm.errors import CaptureError
 
 _dispatcher = Dispatcher()
 
@@ -32,7 +32,8 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
         [m, n] of the operands' dtype: `out` where it was given.
 
     Raises:
-        LaunchError: a CUDA graph is being captured, and this call would compile or needs cuBLAS.
+        CaptureError: a CUDA graph is being captured, and this call would compile or needs cuBLAS.
+        BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
     """
     cupy = driver.cupy()
     plan, reason = None, f"{', '.join(options)}: options of cupy.matmul"
@@ -41,7 +42,7 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
         reason = choice.reason
     if plan is None:
         if is_capturing():
-            raise LaunchError(f"cupy.matmul cannot be captured in a CUDA graph, and no own kernel runs: {reason}")
+            raise CaptureError(f"cupy.matmul cannot be captured in a CUDA graph, and no own kernel runs: {reason}")
         return cupy.matmul(a, b, out=out, **options)
     with a.device:
         if out is None:
@@ -70,6 +71,7 @@ class use:
             c = cupygemm.matmul(a, b)
 
     The newest bundle is asked first. Entries of another device or of other kernel sources are skipped with a warning.
+    A bundle is in force for the whole process, all its threads included.
 
     Args:
         bundle: a `Bundle`, or the path of one.

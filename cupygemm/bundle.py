@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from cupygemm import __version__
 from cupygemm.atomic import write_atomically
@@ -37,15 +38,16 @@ _Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def _reader(kind: type[Problem] | type[KernelConfig]) -> Callable[[Any], Any]:
-    """A validator that takes an instance, or a mapping with exactly the fields of `kind`."""
+    """A validator that takes an instance, or a mapping with the fields of `kind`; those with a default may miss."""
     names = tuple(kind.__dataclass_fields__)
+    required = [field.name for field in fields(kind) if field.default is MISSING]
 
     def read(value: Any) -> Any:
         if isinstance(value, kind):
             return value
         if not isinstance(value, dict):
             raise ValueError(f"a mapping with the keys {', '.join(names)} belongs here")
-        missing = [name for name in names if name not in value]
+        missing = [name for name in required if name not in value]
         unknown = [str(name) for name in value if name not in names]
         if missing or unknown:
             found = " and ".join(f"{what} {', '.join(keys)}" for what, keys in _named(missing, unknown))
@@ -187,7 +189,6 @@ class Bundle(_Strict):
     tool: Tool
     device: BundleDevice
     entries: list[Entry] = Field(default_factory=list)
-    _warned: set[int] = PrivateAttr(default_factory=set)
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuses two entries for one problem."""
@@ -228,21 +229,20 @@ class Bundle(_Strict):
         document = self.model_dump(mode="json", by_alias=True)
         return yaml.dump(document, Dumper=_NoAliases, sort_keys=False, allow_unicode=True, width=120)
 
+    def entry(self, problem: Problem) -> Entry | None:
+        """The entry for exactly this problem, wherever it was measured."""
+        return next((entry for entry in self.entries if entry.problem == problem), None)
+
     def find(self, problem: Problem, device: DeviceSpec, source_digest: str) -> Entry | None:
         """The entry for exactly this problem, unless it was measured on another device or with other sources.
 
-        An entry that is passed over for that reason is logged as a warning, the first time.
+        An entry that is passed over for that reason is logged as a warning.
         """
-        for i, entry in enumerate(self.entries):
-            if entry.problem != problem:
-                continue
-            reason = self._mismatch(device, source_digest)
-            if reason is None:
-                return entry
-            if i not in self._warned:
-                self._warned.add(i)
-                log.warning("bundle entry for %s is skipped: %s", problem, reason)
-        return None
+        entry, reason = self.entry(problem), self.mismatch(device, source_digest)
+        if entry is not None and reason is not None:
+            log.warning("bundle entry for %s is skipped: %s", problem, reason)
+            return None
+        return entry
 
     def merged(self, other: Bundle) -> Bundle:
         """This bundle with another's entries: theirs replace those for the same problem.
@@ -257,7 +257,8 @@ class Bundle(_Strict):
         entries = {entry.problem: entry for entry in (*self.entries, *other.entries)}
         return Bundle(created=self.created, tool=other.tool, device=other.device, entries=list(entries.values()))
 
-    def _mismatch(self, device: DeviceSpec, source_digest: str) -> str | None:
+    def mismatch(self, device: DeviceSpec, source_digest: str) -> str | None:
+        """Why its entries do not hold on a device or for these kernel sources, or None when they do."""
         if not self.device.is_like(device):
             return (
                 f"it was measured on {self.device.name} with {self.device.sm_count} SMs, "

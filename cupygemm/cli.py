@@ -228,6 +228,8 @@ def _gpu_target(problem: Problem, index: int) -> Target:
     from cupygemm.search.target import Target
 
     device = driver.device_spec(index)
+    if not device.is_hopper:
+        raise LaunchError(f"cuda:{index} is an {device.name}: the kernels need a Hopper GPU (H100, H200, GH200)")
     runner = GpuRunner(device=index)
     try:
         baselines = runner.baselines(problem)

@@ -67,21 +67,24 @@ def compile_kernel(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
     compile the same kernel write the same entry.
 
     Raises:
-        CompileError: NVRTC is missing or refused the source; `log` has its words.
+        CompileError: NVRTC is missing or refused the source (`log` has its words), or the cache cannot be written.
     """
     entry = settings.cache_dir() / "kernels" / cache_key(spec, config)
     found = _read_entry(entry, spec, config)
     if found is not None:
         return found
     program = compile_program(kernel_source.name_expression(spec, config), sources(spec, config))
-    write_atomically(entry.with_suffix(".cubin"), program.cubin)
-    # The description is renamed into place last: where it exists, the cubin that it describes does too.
     description = {
         "lowered_name": program.lowered_name,
         "cubin_sha256": hashlib.sha256(program.cubin).hexdigest(),
         "log": program.log,
     }
-    write_atomically(entry.with_suffix(".json"), json.dumps(description, indent=1).encode())
+    try:
+        # The description is renamed into place last: where it exists, the cubin that it describes does too.
+        write_atomically(entry.with_suffix(".cubin"), program.cubin)
+        write_atomically(entry.with_suffix(".json"), json.dumps(description, indent=1).encode())
+    except OSError as error:
+        raise CompileError(f"the cubin cache cannot be written: {error}; CUPYGEMM_CACHE_DIR names another") from error
     return _describe(entry, spec, config, description)
 
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
 from cupygemm.device import DeviceSpec
@@ -109,19 +109,19 @@ class KernelConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            wanted = bool if field.name in _BOOL_FIELDS else int
+            wanted = bool if field.type == "bool" else int
             if type(value) is not wanted:
                 raise ConfigError(f"{field.name} is {value!r}: it must be of type {wanted.__name__}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`.
+        """The inverse of `to_dict`. A field that has a default, as every later addition does, may be missing.
 
         Raises:
             ConfigError: a field is missing, unknown or of the wrong type; the message names it.
         """
         names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in values]
+        missing = [field.name for field in fields(cls) if field.default is MISSING and field.name not in values]
         unknown = [name for name in values if name not in names]
         if missing or unknown:
             raise ConfigError(f"config: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}; legal: {names}")
@@ -171,9 +171,6 @@ class KernelConfig:
     def swapped(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return type(self)(**{**asdict(self), **changes})
-
-
-_BOOL_FIELDS = {"split_n", "raster_along_n"}
 
 
 def store_columns(config: KernelConfig, spec: KernelSpec) -> int:

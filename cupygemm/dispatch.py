@@ -6,6 +6,7 @@ cubin) happens at the first call for a problem on a device, never while a CUDA g
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 from cupygemm import compiler, driver, settings
 from cupygemm.bundle import Bundle
 from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.errors import CompileError, ConfigError, LaunchError
+from cupygemm.errors import CaptureError, CompileError, ConfigError, LaunchError
 from cupygemm.plan import LoadedKernel, Plan, misaligned_reason
 from cupygemm.problem import Problem
+
+log = logging.getLogger(__name__)
 
 OWN_DTYPES = ("float16", "bfloat16")
 
@@ -86,7 +89,8 @@ class Dispatcher:
         """What runs a · b, with the plan to launch when it is an own kernel.
 
         Raises:
-            LaunchError: a CUDA graph is being captured and the kernel is not ready yet.
+            CaptureError: a CUDA graph is being captured and the kernel is not loaded yet.
+            BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
         """
         problem = problem_of(a, b, out)
         if isinstance(problem, str):
@@ -99,11 +103,6 @@ class Dispatcher:
         problem, device = key
         with self._lock:
             if key not in self._chosen:
-                if is_capturing():
-                    raise LaunchError(
-                        f"{problem}: its kernel is not loaded, and a CUDA graph is being captured: call matmul once "
-                        "with operands of this shape before the capture"
-                    )
                 self._chosen[key] = self._prepare(problem, device)
             return self._chosen[key]
 
@@ -111,21 +110,33 @@ class Dispatcher:
         spec = driver.device_spec(device)
         if not spec.is_hopper:
             return Choice("cublas", f"{spec.name} is not a Hopper GPU", problem), None
-        digest = compiler.source_digest()
+        passed_over: list[str] = []
         for source in self._in_force():
-            entry = source.bundle.find(problem, spec, digest)
+            entry = source.bundle.entry(problem)
             if entry is None:
                 continue
-            try:
-                plan = Plan(problem, self._load(KernelSpec.of(problem), entry.config, device))
-            except (CompileError, ConfigError, LaunchError) as error:
-                return Choice("cublas", f"the config of {source.name} cannot run: {error}", problem), None
-            return Choice("own", f"{source.name} has a config for it", problem, entry.config, source.name), plan
-        return Choice("cublas", "no bundle in force has a config for it", problem), None
+            reason = source.bundle.mismatch(spec, compiler.source_digest())
+            if reason is None:
+                try:
+                    plan = Plan(problem, self._load(problem, entry.config, device))
+                except (CompileError, ConfigError, LaunchError) as error:
+                    reason = str(error)
+                else:
+                    why = f"{source.name} has a config for it"
+                    return Choice("own", why, problem, entry.config, source.name), plan
+            passed_over.append(f"the entry of {source.name} is skipped: {reason}")
+            log.warning("%s: %s", problem, passed_over[-1])
+        return Choice("cublas", "; ".join(passed_over) or "no bundle in force has a config for it", problem), None
 
-    def _load(self, spec: KernelSpec, config: KernelConfig, device: int) -> LoadedKernel:
+    def _load(self, problem: Problem, config: KernelConfig, device: int) -> LoadedKernel:
+        spec = KernelSpec.of(problem)
         key = (spec, config, device)
         if key not in self._loaded:
+            if is_capturing():
+                raise CaptureError(
+                    f"{problem}: its kernel is not loaded, and a CUDA graph is being captured: call matmul once with "
+                    "operands of this shape before the capture"
+                )
             self._loaded[key] = LoadedKernel(compiler.compile_kernel(spec, config), device)
         return self._loaded[key]
 

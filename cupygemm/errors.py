@@ -29,6 +29,10 @@ class LaunchError(CupygemmError, RuntimeError):
     """The CUDA driver, cuBLAS or the GPU itself refused or broke off a call."""
 
 
+class CaptureError(CupygemmError, RuntimeError):
+    """Something that a CUDA graph cannot capture was asked for while one is being captured."""
+
+
 class VerificationError(CupygemmError, RuntimeError):
     """A kernel's result is outside the error bounds."""
 

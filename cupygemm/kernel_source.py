@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
 from cupygemm.config import WARPGROUP, KernelConfig, KernelSpec
+from cupygemm.problem import Problem
 
 PROGRAM = '#include "gemm.cuh"\n'
 WGMMA_HEADER = "wgmma_mma_async.cuh"
 
 _MMA_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 _MMA_K = 16  # depth of one WGMMA on 16-bit operands (PTX ISA, wgmma.mma_async shapes)
+_COMMENT = re.compile(r"//.*")  # the sources have no other kind, and no string with two slashes
+_SAMPLE_SPEC = KernelSpec.of(Problem(64, 64, 64))
+_SAMPLE_CONFIG = KernelConfig(64, 8, 64, 2, 1, False, 1, 1, False, 1, 40, 0, 0)
 
 
 @cache
@@ -34,11 +40,19 @@ def _collect(folder: Traversable, prefix: str, found: dict[str, str]) -> None:
 
 @cache
 def source_digest() -> str:
-    """SHA-256 over the CUDA sources and this generator, 16 hex digits: the identity of the kernel family."""
+    """SHA-256 over the CUDA sources and a sample of the generated one, 16 hex digits: the kernel family's identity.
+
+    Comments and the space between lines are left out: what was measured stays valid when only they change.
+    """
+    return digest_of({**cuda_sources(), WGMMA_HEADER: wgmma_header(_SAMPLE_SPEC, _SAMPLE_CONFIG)})
+
+
+def digest_of(sources: Mapping[str, str]) -> str:
+    """The digest of named sources, as `source_digest` takes it."""
     digest = hashlib.sha256()
-    generator = resources.files("cupygemm").joinpath("kernel_source.py").read_text(encoding="utf-8")
-    for name, text in sorted({**cuda_sources(), "kernel_source.py": generator}.items()):
-        digest.update(f"{name}\0{len(text)}\0{text}".encode())
+    for name, text in sorted(sources.items()):
+        code = "\n".join(line for line in (_COMMENT.sub("", line).strip() for line in text.splitlines()) if line)
+        digest.update(f"{name}\0{len(code)}\0{code}\0".encode())
     return digest.hexdigest()[:16]
 
 

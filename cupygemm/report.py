@@ -47,11 +47,14 @@ class Column:
 
 
 def read_results(directory: Path = DIRECTORY) -> dict[str, dict[str, Any]]:
-    """The recorded files of a directory by name, without ".json"; none where there is no such directory.
+    """The recorded files of a directory by name, without ".json".
 
     Raises:
-        BundleError: a file is no JSON object or has a schema that this version cannot render.
+        BundleError: there is no such directory, or a file is no JSON object or has a schema that this version
+            cannot render.
     """
+    if not directory.is_dir():
+        raise BundleError(f"{directory}: no such folder; recorded results are in bench/results of a checkout")
     return {path.stem: _read(path) for path in sorted(directory.glob("*.json"))}
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -209,6 +209,14 @@ class SearchSpace:
 
     def _on_grid(self, config: KernelConfig) -> bool:
         return all(getattr(config, knob.name) in index for knob, index in zip(self.knobs, self._index, strict=True))
+
+
+def completed(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
+    """The knobs, and for each config field added since they were written down one with its default as only value."""
+    names = {knob.name for knob in knobs}
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(KernelConfig)}
+    added = [name for name, default in defaults.items() if name not in names and default is not MISSING]
+    return (*knobs, *(Knob(name, (defaults[name],)) for name in added))
 
 
 FULL_KNOBS = (

@@ -24,7 +24,7 @@ from cupygemm.device import DeviceSpec
 from cupygemm.errors import BundleError, CupygemmError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
-from cupygemm.search.space import Knob, SearchSpace
+from cupygemm.search.space import Knob, SearchSpace, completed
 from cupygemm.search.subspace import RESTRICTIONS, SubSpace
 
 SCHEMA = "cupygemm.table/1"
@@ -211,9 +211,10 @@ class Table:
             BundleError: the file cannot be read or is no table; the message names the line and what is wrong.
         """
         lines = _read_lines(path)
-        table = _from_header(path, _parse_header(path, lines[0]))
-        rows = _parse_rows(path, lines[1:], SearchSpace(table.knobs, lambda _: True))
-        points = _parse_header(path, lines[0]).get("points")
+        header = _parse_header(path, lines[0])
+        table = _from_header(path, header)
+        rows = _parse_rows(path, lines[1:], table.knobs[: len(header["knobs"])], table.knobs)
+        points = header.get("points")
         if points != len(rows):
             raise BundleError(f"{path}: {len(rows)} rows where the header says {points}: the file is not whole")
         return replace(table, rows=rows)
@@ -279,7 +280,7 @@ def _from_header(path: Traversable, header: dict[str, Any]) -> Table:
             device=DeviceSpec.from_dict(header["device"]),
             provenance=dict(header["provenance"]),
             subspace=header["subspace"],
-            knobs=tuple(Knob(knob["name"], tuple(knob["values"]), knob["ordered"]) for knob in header["knobs"]),
+            knobs=completed([Knob(knob["name"], tuple(knob["values"]), knob["ordered"]) for knob in header["knobs"]]),
             restrictions=tuple(Exclusion(**exclusion) for exclusion in header["restrictions"]),
             baselines=dict(header["baselines"]),
             rows={},
@@ -294,9 +295,10 @@ def _from_header(path: Traversable, header: dict[str, Any]) -> Table:
 
 def _check_derived(header: dict[str, Any], table: Table) -> None:
     """What the header says twice must agree."""
-    if header["spec"] != table.spec.to_dict():
+    spec = table.spec.to_dict()
+    if header["spec"] != {name: spec.get(name) for name in header["spec"]}:
         raise BundleError("spec does not follow from problem")
-    wanted = [*(knob.name for knob in table.knobs), *COLUMNS]
+    wanted = [*(knob["name"] for knob in header["knobs"]), *COLUMNS]
     if header["columns"] != wanted:
         raise BundleError(f"columns are {header['columns']}: this version reads {wanted}")
 
@@ -332,13 +334,18 @@ def _parse_header(path: Traversable, line: bytes) -> dict[str, Any]:
     return header
 
 
-def _parse_rows(path: Traversable, lines: Sequence[bytes], space: SearchSpace) -> dict[KernelConfig, Row]:
+def _parse_rows(
+    path: Traversable, lines: Sequence[bytes], recorded: Sequence[Knob], knobs: Sequence[Knob]
+) -> dict[KernelConfig, Row]:
+    """The rows, each with an index for every recorded knob; the others have one value."""
     rows: dict[KernelConfig, Row] = {}
-    num_knobs = len(space.knobs)
+    space = SearchSpace(knobs, lambda _: True)
+    num_knobs = len(recorded)
     for number, line in enumerate(lines, start=2):
         try:
             values = json.loads(line)
-            config = space.decode(values[:num_knobs])
+            index = dict(zip((knob.name for knob in recorded), values[:num_knobs], strict=True))
+            config = space.decode([index.get(knob.name, 0) for knob in space.knobs])
             status, *outcome = values[num_knobs:]
             row = Row(Status(status), **dict(zip(COLUMNS[1:], outcome, strict=True)))
         except (CupygemmError, ValueError, TypeError) as error:

@@ -45,5 +45,19 @@ def test_sources_hold_every_header_that_is_included() -> None:
     sources = kernel_source.cuda_sources()
     included = {name for text in sources.values() for name in re.findall(r'#include "([^"]+)"', text)}
     assert included - {kernel_source.WGMMA_HEADER} <= set(sources)
-    assert kernel_source.source_digest() == kernel_source.source_digest()
     assert re.fullmatch(r"[0-9a-f]{16}", kernel_source.source_digest())
+
+
+def test_the_digest_sees_code_and_not_comments() -> None:
+    sources = {"a.cuh": "int x = 1;  // one\n\n  int y;\n", "b.cuh": "int z;\n"}
+    digest = kernel_source.digest_of(sources)
+    assert digest == kernel_source.digest_of({**sources, "a.cuh": "// two\nint x = 1;\nint y; // three\n"})
+    assert digest != kernel_source.digest_of({**sources, "a.cuh": "int x = 2;\nint y;\n"})
+    assert digest != kernel_source.digest_of({"b.cuh": sources["a.cuh"], "a.cuh": sources["b.cuh"]})
+    assert digest != kernel_source.digest_of({"a.cuh": sources["a.cuh"]})
+
+
+def test_comments_are_stripped_from_nothing_else() -> None:
+    for name, text in kernel_source.cuda_sources().items():
+        assert "/*" not in text, name
+        assert "//" not in "".join(re.findall(r'"[^"\n]*"', text)), name

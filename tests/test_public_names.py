@@ -12,6 +12,7 @@ import cupygemm
 PUBLIC = {
     "Bundle",
     "BundleError",
+    "CaptureError",
     "CompileError",
     "ConfigError",
     "CupygemmError",

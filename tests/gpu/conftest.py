@@ -59,7 +59,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     summary = {
         **{outcome: OUTCOMES[outcome] for outcome in ("passed", "failed", "skipped")},
         "products_verified": CHECKS.verified,
-        "worst_error_over_bound": round(CHECKS.worst_error_of_bound, 3),
     }
     device = 0 if driver.hopper_devices() else None
     write_report(path, "correctness", command, provenance.collect(device, command), summary, FAILURES)

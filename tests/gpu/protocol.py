@@ -94,7 +94,6 @@ class Checks:
     """Verifies plans, and counts what was verified."""
 
     verified: int = 0
-    worst_error_of_bound: float = 0.0
 
     def verify(self, plan: Plan, kinds: tuple[str, ...] = verify.DATA_KINDS, seed: int = 0) -> None:
         """Runs the plan on fresh operands into a poisoned, guarded output; fails the test when it is not right."""
@@ -106,5 +105,4 @@ class Checks:
             plan(a, b, out.array)
             verdict = replace(verify.check(out.array, reference), guards_intact=out.intact())
             self.verified += 1
-            self.worst_error_of_bound = max(self.worst_error_of_bound, verdict.error / verdict.frobenius_bound)
             assert verdict.ok, f"{problem} {kind} grid {plan.grid}: {verdict.detail}"

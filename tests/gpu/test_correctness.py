@@ -1,4 +1,4 @@
-"""The kernel against float64 (facts of section "shapes"): every tile family at every kind of edge."""
+"""The kernel against float64: every tile family at every kind of edge."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import cupygemm
 from cupygemm import bundle as bundles
 from cupygemm import compiler, driver, verify
 from cupygemm.config import KernelConfig
-from cupygemm.errors import LaunchError
+from cupygemm.errors import CaptureError
 from cupygemm.problem import Problem
 from tests.gpu.protocol import LARGE, SMALL
 
@@ -172,7 +172,7 @@ def test_capture_of_what_cannot_be_captured_says_so() -> None:
         for operand, words in ((a, "before the capture"), (a.astype(cupy.float32), "cannot be captured")):
             stream.begin_capture()
             try:
-                with pytest.raises(LaunchError, match=words):
+                with pytest.raises(CaptureError, match=words):
                     cupygemm.matmul(operand, b if operand is a else b.astype(cupy.float32))
             finally:
                 stream.end_capture()

@@ -54,10 +54,11 @@ struct KernelConfig {
     int producer_registers;
     int wait_depth;
     int store_stages;
+    bool ping_pong;
 
     constexpr int cluster_size() const { return cluster_m * cluster_n; }
     constexpr int threads() const { return WARPGROUP * (1 + consumers); }
-    constexpr int consumer_m() const { return split_n ? block_m : block_m / consumers; }
+    constexpr int consumer_m() const { return split_n || ping_pong ? block_m : block_m / consumers; }
     constexpr int consumer_n() const { return split_n ? block_n / consumers : block_n; }
     constexpr int accumulators() const { return consumer_m() * consumer_n() / WARPGROUP; }
     // setmaxnreg redistributes what the CTA was launched with; a sum above that pool deadlocks.
@@ -95,7 +96,8 @@ struct Legal {
                   "dtypes: the result is float16, bfloat16 or float32");
     static_assert(S.accumulate == DType::float32, "accumulate: float32");
     static_assert(C.consumers >= 1 && C.consumers <= 3, "consumers: 1 to 3");
-    static constexpr int ROWS = MMA_M * (C.split_n ? 1 : C.consumers);
+    static_assert(!C.ping_pong || (C.consumers > 1 && !C.split_n), "ping_pong: whole tiles, two consumers or more");
+    static constexpr int ROWS = MMA_M * (C.split_n || C.ping_pong ? 1 : C.consumers);
     static_assert(C.block_m > 0 && C.block_m % ROWS == 0 && C.block_m <= 256, "block_m: 64 rows a consumer");
     static constexpr int COLUMNS = 8 * (C.split_n ? C.consumers : 1);
     static_assert(C.block_n > 0 && C.block_n % COLUMNS == 0 && C.block_n <= 256, "block_n: eights a consumer");

@@ -3,7 +3,8 @@
 // One producer warpgroup keeps a ring of stages in shared memory filled by TMA; consumer warpgroups multiply them with
 // WGMMA and store the result. Two barriers a stage connect them: `full` (TMA has delivered it) and `empty` (every
 // consumer that reads what this CTA multicasts has let go of it). The grid is persistent: each cluster takes tile after
-// tile, and the producer runs ahead into the next tile while the consumers store the last one.
+// tile, and the producer runs ahead into the next tile while the consumers store the last one. The consumers divide each
+// tile among them, or (ping-pong) take whole tiles by turns, so that one stores while another multiplies.
 #pragma once
 #include "config.cuh"
 #include "epilogue.cuh"
@@ -30,6 +31,9 @@ struct Gemm : Legal<SPEC, CONFIG> {
     static constexpr int MMA_K = MMA_K_BYTES / dtype_bytes(SPEC.a_dtype);
     static constexpr int M_STEPS = CONFIG.consumer_m() / MMA_M;
     static constexpr int N = CONFIG.consumer_n();
+    // Consumers that read each stage of this CTA, and consumers that take a tile before one gets its next.
+    static constexpr int READERS = CONFIG.ping_pong ? 1 : CONFIG.consumers;
+    static constexpr int TURNS = CONFIG.ping_pong ? CONFIG.consumers : 1;
     static constexpr int STORE_BYTES = CONFIG.consumers * CONFIG.store_stages * Store::BUFFER_BYTES;
 
     struct alignas(SWIZZLE_ATOM_BYTES) SharedStorage {
@@ -38,6 +42,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
         uint8_t store[STORE_BYTES > 0 ? STORE_BYTES : 16];
         uint64_t full[CONFIG.stages];
         uint64_t empty[CONFIG.stages];
+        uint64_t turn[CONFIG.consumers];
     };
 
     // Position in the ring: the slot, and the parity of the phase its barriers are in.
@@ -49,6 +54,11 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 slot = 0;
                 parity ^= 1;
             }
+        }
+        __device__ __forceinline__ void skip(uint32_t stages) {
+            slot += stages;
+            parity ^= slot / CONFIG.stages & 1;
+            slot %= CONFIG.stages;
         }
     };
 
@@ -79,8 +89,9 @@ struct Gemm : Legal<SPEC, CONFIG> {
         constexpr int SHARERS = CONFIG.cluster_m + CONFIG.cluster_n - 1;
         for (int slot = 0; slot < CONFIG.stages; ++slot) {
             mbarrier_init(&shared.full[slot], 1);
-            mbarrier_init(&shared.empty[slot], CONFIG.consumers * SHARERS);
+            mbarrier_init(&shared.empty[slot], READERS * SHARERS);
         }
+        for (int consumer = 0; consumer < CONFIG.consumers; ++consumer) mbarrier_init(&shared.turn[consumer], 1);
         fence_mbarrier_init();
         fence_proxy_async();  // TMA, in the async proxy, is what signals `full`
     }
@@ -154,7 +165,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
     // One warpgroup: multiplies stage after stage, lets each go, and stores the tile.
     __device__ __forceinline__ static void consume(SharedStorage& shared, const CUtensorMap* map_c,
                                                    const Arguments& args, const Schedule& schedule, int consumer) {
-        const int row = CONFIG.split_n ? 0 : consumer * CONFIG.consumer_m();
+        const int row = CONFIG.split_n || CONFIG.ping_pong ? 0 : consumer * CONFIG.consumer_m();
         const int column = CONFIG.split_n ? consumer * N : 0;
         uint8_t* buffers = shared.store + consumer * CONFIG.store_stages * Store::BUFFER_BYTES;
         uint32_t store_turn = 0;
@@ -162,11 +173,19 @@ struct Gemm : Legal<SPEC, CONFIG> {
         const uint64_t first_b = TileB::descriptor(shared.b[0], column);
         float d[M_STEPS][N / 2];
         RingPosition ring;
-        for (int t = schedule.first; t < schedule.count(); t += schedule.step) {
+        // With ping-pong the stages of the other consumers' tiles lie between this one's.
+        const int turn = CONFIG.ping_pong ? consumer : 0;
+        const int tile_stages = ceil_div(args.k, CONFIG.block_k);
+        if constexpr (CONFIG.ping_pong) ring.skip(turn * tile_stages);
+        uint32_t turn_parity = turn == 0;  // nobody goes before the first consumer's first tile
+        for (int t = schedule.first + turn * schedule.step; t < schedule.count(); t += TURNS * schedule.step) {
             // Computed here, where its divisions overlap the first loads, and not between the last WGMMA and the store.
             TileIndex tile = schedule.element(t);
             pin_register(tile.m);
             pin_register(tile.n);
+            // Wait until the consumer before has seen all its stages arrive. A barrier tells one phase from the next
+            // only: waiting for `full` further ahead would take the other's stage for this one's.
+            if constexpr (CONFIG.ping_pong) mbarrier_wait(&shared.turn[consumer], turn_parity);
             uint32_t previous = ring.slot;
             for (int k = 0; k < args.k; k += CONFIG.block_k) {
                 // Wait for TMA to deliver the slot.
@@ -182,6 +201,12 @@ struct Gemm : Legal<SPEC, CONFIG> {
                     previous = ring.slot;
                 }
                 ring.advance();
+            }
+            if constexpr (CONFIG.ping_pong) {
+                // The next consumer's turn: its WGMMAs queue behind these, and this one goes on to store.
+                const int next = consumer + 1 == CONFIG.consumers ? 0 : consumer + 1;
+                if (threadIdx.x % WARPGROUP == 0) mbarrier_arrive(&shared.turn[next]);
+                turn_parity ^= 1;
             }
             if constexpr (CONFIG.wait_depth > 0) {
                 wgmma_wait_group<0>();
@@ -199,6 +224,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
                                                                    tile.n + column, args.m, args.n);
                 }
             }
+            if constexpr (CONFIG.ping_pong) ring.skip((TURNS - 1) * tile_stages);
         }
         // Shared memory must outlive TMA's reads of it.
         if constexpr (CONFIG.store_stages > 0) {

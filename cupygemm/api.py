@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from cupygemm import driver
 from cupygemm.bundle import Bundle
 from cupygemm.dispatch import Choice, Dispatcher, is_capturing
-from cupygemm.errors import CaptureError
+from cupygemm.errors import BundleError, CaptureError, LaunchError
+from cupygemm.text import count
 
 _dispatcher = Dispatcher()
 
@@ -34,8 +36,9 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     Raises:
         CaptureError: a CUDA graph is being captured, and this call would compile or needs cuBLAS.
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
+        LaunchError: CuPy is not installed.
     """
-    cupy = driver.cupy()
+    cupy = _cupy_for(a, b)
     plan, reason = None, f"{', '.join(options)}: options of cupy.matmul"
     if not options:
         choice, plan = _dispatcher.choose(a, b, out)
@@ -58,7 +61,12 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
 
 
 def explain(a: Any, b: Any, /, out: Any = None) -> Choice:
-    """What `matmul(a, b, out)` would run, and why; it compiles and loads the kernel, and launches nothing."""
+    """What `matmul(a, b, out)` would run, and why; it compiles and loads the kernel, and launches nothing.
+
+    Raises:
+        LaunchError: CuPy is not installed.
+    """
+    _cupy_for(a, b)
     return _dispatcher.choose(a, b, out)[0]
 
 
@@ -77,16 +85,26 @@ class use:
         bundle: a `Bundle`, or the path of one.
 
     Raises:
-        BundleError: the file cannot be read as a bundle.
+        BundleError: the file cannot be read as a bundle, or it is neither a file nor a bundle that was given.
     """
 
-    def __init__(self, bundle: Bundle | str | Path) -> None:
-        loaded = bundle if isinstance(bundle, Bundle) else Bundle.load(Path(bundle))
-        self._token = _dispatcher.push(loaded, "the bundle given" if isinstance(bundle, Bundle) else str(bundle))
+    def __init__(self, bundle: Bundle | str | os.PathLike[str]) -> None:
+        if not isinstance(bundle, Bundle | str | os.PathLike):
+            raise BundleError(f"use({bundle!r}): give a Bundle or the path of one, not {_kind(bundle)}")
+        self._bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(Path(bundle))
+        self._name = "the bundle given" if isinstance(bundle, Bundle) else str(bundle)
+        self._token = _dispatcher.push(self._bundle, self._name)
+        self._in_force = True
+
+    def __repr__(self) -> str:
+        held = count(len(self._bundle.entries), "entry", "entries")
+        state = "in force" if self._in_force else "no longer in force"
+        return f"<cupygemm.use: {self._name}, {held} for {self._bundle.device.name}, {state}>"
 
     def undo(self) -> None:
         """Takes the bundle out of force again."""
         _dispatcher.remove(self._token)
+        self._in_force = False
 
     def __enter__(self) -> use:
         return self
@@ -95,6 +113,20 @@ class use:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.undo()
+
+
+def _cupy_for(a: Any, b: Any) -> ModuleType:
+    """CuPy, for these operands: where it is missing, what came instead of its arrays is worth a word."""
+    try:
+        return driver.cupy()
+    except LaunchError as error:
+        raise LaunchError(f"{error}; the operands are {_kind(a)} and {_kind(b)}, CuPy arrays are needed") from error
+
+
+def _kind(value: Any) -> str:
+    """The type's name with its module: "numpy.ndarray", "list"."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _overlap(x: Any, y: Any) -> bool:

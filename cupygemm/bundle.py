@@ -33,7 +33,7 @@ MAX_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 12
 """Deepest nesting that is parsed; a bundle itself needs four."""
 
-_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -111,10 +111,14 @@ class BundleDevice(_Open):
         capability = list(device.compute_capability)
         return cls(name=device.name, compute_capability=capability, sm_count=device.sm_count, **versions)
 
-    def is_like(self, other: DeviceSpec | BundleDevice) -> bool:
-        """Whether configs tuned on one hold on the other: same name, compute capability and SM count."""
-        mine = (self.name, tuple(self.compute_capability), self.sm_count)
-        return mine == (other.name, tuple(other.compute_capability), other.sm_count)
+    def difference(self, other: DeviceSpec | BundleDevice) -> str | None:
+        """The first of name, compute capability and SM count that differs, in words; None where configs hold on both."""
+        pairs = (
+            ("name", self.name, other.name),
+            ("compute capability", _dotted(self.compute_capability), _dotted(other.compute_capability)),
+            ("number of SMs", self.sm_count, other.sm_count),
+        )
+        return next((f"its {what} is {mine}, not {theirs}" for what, mine, theirs in pairs if mine != theirs), None)
 
 
 class Measured(_Open):
@@ -171,6 +175,13 @@ class Entry(_Strict):
     measured: Measured
     search: SearchInfo
     provenance: dict[str, Any] = Field(default_factory=dict)
+
+    def beats(self, other: Entry) -> bool:
+        """Whether it is the better one for their problem: by speedup over cuBLAS, or by time where one has none."""
+        mine, theirs = self.measured, other.measured
+        if mine.speedup is None or theirs.speedup is None:
+            return mine.us < theirs.us
+        return mine.speedup > theirs.speedup
 
 
 class Bundle(_Strict):
@@ -250,8 +261,11 @@ class Bundle(_Strict):
         Raises:
             BundleError: the other is of another device or other sources.
         """
-        if not self.device.is_like(other.device):
-            raise BundleError(f"entries of {other.device.name} do not belong in a bundle of {self.device.name}")
+        difference = self.device.difference(other.device)
+        if difference is not None:
+            raise BundleError(
+                f"entries of another device do not belong in a bundle of {self.device.name}: {difference}"
+            )
         if self.tool.source_digest != other.tool.source_digest:
             raise BundleError("entries measured with other kernel sources do not belong in this bundle")
         entries = {entry.problem: entry for entry in (*self.entries, *other.entries)}
@@ -259,11 +273,9 @@ class Bundle(_Strict):
 
     def mismatch(self, device: DeviceSpec, source_digest: str) -> str | None:
         """Why its entries do not hold on a device or for these kernel sources, or None when they do."""
-        if not self.device.is_like(device):
-            return (
-                f"it was measured on {self.device.name} with {self.device.sm_count} SMs, "
-                f"this is {device.name} with {device.sm_count}"
-            )
+        difference = self.device.difference(device)
+        if difference is not None:
+            return f"it was measured on another device: {difference}"
         if self.tool.source_digest != source_digest:
             return f"the kernel's sources have changed since ({self.tool.source_digest[:12]}, now {source_digest[:12]})"
         return None
@@ -274,6 +286,18 @@ def new_bundle(device: BundleDevice, source_digest: str, entries: Iterable[Entry
     now = datetime.now(UTC).isoformat(timespec="seconds")
     tool = Tool(version=__version__, source_digest=source_digest)
     return Bundle(created=now, tool=tool, device=device, entries=list(entries))
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    """Builds plain data, and refuses a key that stands twice in a mapping, where YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value} stands twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 class _NoAliases(_Dumper):  # type: ignore[misc]
@@ -293,7 +317,7 @@ def _read_yaml(path: Path) -> Any:
         raise BundleError(f"{path}: larger than {MAX_BYTES} bytes, no bundle is")
     try:
         _refuse_bombs(path, data)
-        return yaml.load(data, Loader=_Loader)  # a SafeLoader: builds plain data only
+        return yaml.load(data, Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, BundleError):
             raise
@@ -301,11 +325,11 @@ def _read_yaml(path: Path) -> Any:
 
 
 def _refuse_bombs(path: Path, data: bytes) -> None:
-    """Walks the events, which builds nothing: aliases can multiply a file, and nesting can exhaust the C stack."""
+    """Walks the events, which builds nothing: aliases multiply a file, nesting exhausts the C stack, tags name types."""
     depth = 0
     for event in yaml.parse(data, Loader=_Loader):
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise BundleError(f"{path}, {_place(event)}: aliases and anchors are not allowed in a bundle")
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
+            raise BundleError(f"{path}, {_place(event)}: aliases, anchors and tags are not allowed in a bundle")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -316,6 +340,10 @@ def _refuse_bombs(path: Path, data: bytes) -> None:
 
 def _place(event: yaml.Event) -> str:
     return "line unknown" if event.start_mark is None else f"line {event.start_mark.line + 1}"
+
+
+def _dotted(capability: Iterable[int]) -> str:
+    return ".".join(map(str, capability))
 
 
 def _text(value: Any) -> str | None:

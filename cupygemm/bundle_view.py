@@ -1,34 +1,56 @@
-"""A bundle as a table for a person."""
+"""A bundle in words for a person, and in JSON for a program."""
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.table import Table
+import json
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
+from typing import Any
 
 from cupygemm.bundle import Bundle, Entry
+from cupygemm.text import printable
 
-PIPED_COLUMNS = 200
-"""Width where standard output is no terminal: wide enough that most lines are not broken."""
+WIDTH = 100
+"""Columns after which the lines of an entry are broken, between values."""
 
 
-def show(bundle: Bundle) -> None:
-    """Prints the entries, one a row, to standard output."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPED_COLUMNS)
-    table = Table("problem", "µs", "cuBLAS µs", "speedup", "found by", "config")
+def lines(bundle: Bundle) -> Iterator[str]:
+    """Where the bundle comes from, then a block an entry: its problem, and key=value pairs."""
+    device, tool = bundle.device, bundle.tool
+    yield printable(f"{device.name}, {device.sm_count} SMs, created {bundle.created}")
+    yield printable(f"cupygemm {tool.version}, kernel sources {tool.source_digest}")
     for entry in bundle.entries:
-        table.add_row(*_cells(entry))
-    console.print(table)
+        yield ""
+        yield str(entry.problem)
+        for pairs in (_times(entry), _search(entry), entry.config.to_dict()):
+            yield from _block(pairs)
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
-    measured, search = entry.measured, entry.search
-    return (
-        str(entry.problem),
-        f"{measured.us:.2f}",
-        "–" if measured.cublas_us is None else f"{measured.cublas_us:.2f}",
-        "–" if measured.speedup is None else f"{measured.speedup:.3f}",
-        f"{search.strategy}, {search.evaluations} evaluations",
-        " ".join(f"{name}={value}" for name, value in entry.config.to_dict().items()),
+def as_json(bundle: Bundle) -> str:
+    """The whole bundle as one JSON object, with the keys of the YAML file."""
+    return json.dumps(json.loads(bundle.model_dump_json(by_alias=True)), indent=2)
+
+
+def _times(entry: Entry) -> dict[str, Any]:
+    measured = entry.measured
+    times = {name: getattr(measured, name) for name in ("us", "cublas_us", "cublaslt_us")}
+    digits = {name: None if us is None else f"{us:.2f}" for name, us in times.items()}
+    return {**digits, "speedup": None if measured.speedup is None else f"{measured.speedup:.3f}"}
+
+
+def _search(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry.search, name) for name in ("strategy", "seed", "evaluations")}
+
+
+def _block(pairs: Mapping[str, Any]) -> list[str]:
+    """The pairs that are known, indented, with line breaks between pairs only."""
+    text = " ".join(f"{name}={printable(str(value))}" for name, value in pairs.items() if value is not None)
+    indent = "  "
+    return wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

@@ -16,7 +16,7 @@ from typing import Any
 from cupygemm import kernel_source, settings
 from cupygemm.atomic import write_atomically
 from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.errors import CompileError
+from cupygemm.errors import CompileError, not_installed
 from cupygemm.kernel_source import source_digest
 
 __all__ = ["CompiledKernel", "compile_kernel", "compile_program", "nvrtc_version", "source_digest"]
@@ -139,7 +139,7 @@ def _nvrtc() -> ModuleType:
         # Loaded here because everything but compiling works without a CUDA wheel.
         return import_module("cuda.bindings.nvrtc")
     except ImportError as error:
-        raise CompileError("NVRTC's bindings are not installed: pip install 'cupygemm[cu13]'") from error
+        raise CompileError(not_installed("cuda-bindings (for NVRTC)", "cu13")) from error
 
 
 def _checked(nvrtc: ModuleType, result: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -90,6 +90,8 @@ class KernelConfig:
         producer_registers: what the producer keeps per thread after setmaxnreg; the consumers get the rest.
         wait_depth: WGMMA groups left in flight when a consumer waits.
         store_stages: shared-memory buffers through which a consumer stores with TMA; 0 stores from registers.
+        ping_pong: the consumers take whole tiles by turns, so that one stores while another multiplies; without it
+            they divide each tile.
     """
 
     block_m: int
@@ -105,6 +107,7 @@ class KernelConfig:
     producer_registers: int
     wait_depth: int
     store_stages: int
+    ping_pong: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -144,7 +147,7 @@ class KernelConfig:
     @property
     def consumer_m(self) -> int:
         """Rows of the tile that one consumer computes."""
-        return self.block_m if self.split_n else self.block_m // self.consumers
+        return self.block_m if self.split_n or self.ping_pong else self.block_m // self.consumers
 
     @property
     def consumer_n(self) -> int:
@@ -198,10 +201,10 @@ def stage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
 
 
 def shared_storage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
-    """sizeof(SharedStorage) in cuda_src/gemm.cuh: the stages, the store buffers and two barriers a stage."""
+    """sizeof(SharedStorage) in cuda_src/gemm.cuh: stages, store buffers, two barriers a stage and one a consumer."""
     store = store_columns(config, spec) * DTYPE_BYTES[spec.out_dtype] * MMA_M
     buffers = config.consumers * config.store_stages * store
-    barriers = 2 * 8 * config.stages
+    barriers = 8 * (2 * config.stages + config.consumers)
     total = config.stages * stage_bytes(config, spec) + buffers + barriers
     return -(-total // SWIZZLE_ATOM_BYTES) * SWIZZLE_ATOM_BYTES
 
@@ -260,7 +263,12 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Violati
     if not 1 <= c.consumers <= 3:
         yield Violation("consumers", f"{c.consumers} consumer warpgroups: 1, 2 or 3 leave each enough registers")
         return
-    rows = MMA_M * (1 if c.split_n else c.consumers)
+    if c.ping_pong and (c.split_n or c.consumers == 1):
+        yield Violation(
+            "ping_pong", "ping_pong needs two consumers or more, and each computes whole tiles (no split_n)"
+        )
+        return
+    rows = MMA_M * (1 if c.split_n or c.ping_pong else c.consumers)
     if c.block_m <= 0 or c.block_m % rows or c.block_m > 256:
         yield Violation(
             "block_m", f"block_m {c.block_m}: a multiple of {rows} (64 rows a WGMMA and consumer), at most 256"

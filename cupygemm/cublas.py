@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from cupygemm import driver
-from cupygemm.errors import LaunchError, ProblemError
+from cupygemm.errors import LaunchError, ProblemError, not_installed
 
 WORKSPACE_BYTES = 32 * 2**20
 """What cuBLAS itself allocates on Hopper, and so what it has under CuPy."""
@@ -134,7 +134,7 @@ def _library(name: str) -> ctypes.CDLL:
         # Loaded here: it comes with cuda-bindings, which only the extras for GPUs bring.
         from cuda import pathfinder
     except ImportError as error:
-        raise LaunchError("cuda-pathfinder is not installed: pip install 'cupygemm[cu13]'") from error
+        raise LaunchError(not_installed("cuda-pathfinder", "cu13")) from error
     try:
         # The one that CuPy has loaded already, if it has.
         loaded = pathfinder.load_nvidia_dynamic_lib(name)

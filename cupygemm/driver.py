@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from cupygemm.device import DeviceSpec
-from cupygemm.errors import LaunchError
+from cupygemm.errors import LaunchError, not_installed
 
 
 @cache
@@ -24,9 +24,7 @@ def cupy() -> ModuleType:
     try:
         return import_module("cupy")
     except ImportError as error:
-        raise LaunchError(
-            "CuPy is not installed: pip install 'cupygemm[cu13]' on a machine with an NVIDIA GPU"
-        ) from error
+        raise LaunchError(not_installed("CuPy", "cu13")) from error
 
 
 @cache
@@ -39,7 +37,7 @@ def bindings() -> ModuleType:
     try:
         return import_module("cuda.bindings.driver")
     except ImportError as error:
-        raise LaunchError("cuda-bindings is not installed: pip install 'cupygemm[cu13]'") from error
+        raise LaunchError(not_installed("cuda-bindings", "cu13")) from error
 
 
 def checked(result: tuple[Any, ...]) -> Any:

@@ -1,6 +1,11 @@
 """The exception tree: everything cupygemm raises on purpose derives from `CupygemmError`."""
 
 
+def not_installed(what: str, extra: str) -> str:
+    """What to say of a package that is missing; the project is on no index, so there is no name to install it by."""
+    return f"{what} is not installed: install the extra `{extra}` (pip install '.[{extra}]' in a checkout)"
+
+
 class CupygemmError(Exception):
     """Base of every error that cupygemm raises on purpose."""
 

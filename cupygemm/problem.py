@@ -20,7 +20,7 @@ DTYPE_BYTES = {
 LAYOUTS = ("nn", "nt", "tn", "tt")
 """First letter A[M,K], second B[K,N]: `n` = stored row-major, `t` = stored transposed."""
 
-_SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
+_SHAPE = re.compile(r"(\d+)[x×](\d+)[x×](\d+)")
 
 
 @dataclass(frozen=True, order=True)
@@ -69,7 +69,7 @@ class Problem:
 
     @classmethod
     def parse(cls, shape: str, dtype: str = "float16", out_dtype: str | None = None, layout: str = "nn") -> Self:
-        """Reads "MxNxK", as the command line and reports write it.
+        """Reads "MxNxK", as the command line writes it, or "M×N×K", as reports do.
 
         Raises:
             ProblemError: `shape` is not of that form, or a size, dtype or layout is not legal.

@@ -18,6 +18,7 @@ import click
 from cupygemm.atomic import write_atomically
 from cupygemm.errors import BundleError, CupygemmError
 from cupygemm.results import REPORT_SCHEMA, RESULTS_SCHEMA
+from cupygemm.text import count, one_line
 
 DIRECTORY = Path("bench/results")
 """Where the recorded files lie in a checkout; they are not installed with the package."""
@@ -54,7 +55,7 @@ def read_results(directory: Path = DIRECTORY) -> dict[str, dict[str, Any]]:
             cannot render.
     """
     if not directory.is_dir():
-        raise BundleError(f"{directory}: no such folder; recorded results are in bench/results of a checkout")
+        raise BundleError(f"{directory}: no such folder: run this at the root of a checkout, or name it with --results")
     return {path.stem: _read(path) for path in sorted(directory.glob("*.json"))}
 
 
@@ -108,7 +109,7 @@ def render_times(document: Mapping[str, Any]) -> str:
 
 
 def _balance(mode: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    parts = [f"- {mode}, {_count(len(rows), 'row')}"]
+    parts = [f"- {mode}, {count(len(rows), 'row')}"]
     for baseline, name in _BASELINES.items():
         found = [ratio for row in rows if (ratio := _ratio(row, baseline)) is not None]
         if not found:
@@ -228,10 +229,6 @@ def _origin(document: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)}.{command}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 @click.command("report")
 @click.argument("documents", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--results", default=DIRECTORY, show_default=True, type=click.Path(file_okay=False, path_type=Path))
@@ -243,22 +240,24 @@ def report(documents: tuple[Path, ...], results: Path, write: bool) -> None:
     try:
         recorded = read_results(results)
         for path in documents or (Path("README.md"),):
-            _update(path, recorded, write)
+            click.echo(f"{path}: {_update(path, recorded, write)}")
     except (CupygemmError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(one_line(error)) from error
 
 
-def _update(path: Path, recorded: Mapping[str, Mapping[str, Any]], write: bool) -> None:
+def _update(path: Path, recorded: Mapping[str, Mapping[str, Any]], write: bool) -> str:
+    """What was done."""
     old = path.read_text(encoding="utf-8")
     try:
         new = fill(old, recorded)
     except BundleError as error:
         raise BundleError(f"{path}, {error}") from error
     if old == new:
-        return
+        return "up to date"
     if not write:
         raise BundleError(f"{path}: a results block differs from what is recorded: run `cupygemm report {path}`")
     write_atomically(path, new.encode())
+    return "written"
 
 
 if __name__ == "__main__":

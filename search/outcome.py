@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
+from cupygemm.atomic import check_writable, naming
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.errors import BundleError
 from cupygemm.measurement import Record
 from cupygemm.problem import Problem
 from cupygemm.search.target import Target
 from cupygemm.search.tune import TuneResult
+
+
+LOCK_S = 60.0
+"""How long to wait for another process that writes the same bundle: each takes milliseconds."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What became of a result at its bundle.
+
+    Attributes:
+        path: the bundle.
+        change: "added", "replaced", or "kept" where the entry that was there is the better one.
+        before: the entry that was there for the problem.
+    """
+
+    path: Path
+    change: str
+    before: Entry | None
 
 
 class BundleFile:
@@ -26,41 +49,61 @@ class BundleFile:
 
         Raises:
             BundleError: the file is no bundle, or holds configs of another device.
+            OSError: no file can be written there.
         """
         self.path = path
         self._target = target
-        self._before = Bundle.load(path) if path.exists() else None
-        self.replaces = False
-        if self._before is None:
-            return
-        if not self._before.device.is_like(target.device):
-            there, here = self._before.device.name, target.device.name
-            raise BundleError(f"{path}: holds configs of {there}, these are of {here}: write to another file")
-        self.replaces = self._before.tool.source_digest != target.source_digest
+        check_writable(path)
+        self.replaces = path.exists() and self._read() is None
 
-    def add(self, best: Record, search: SearchInfo) -> Path:
-        """Puts the entry in, in place of one for the same problem, writes the file, and gives its path.
+    def add(self, best: Record, search: SearchInfo) -> Saved:
+        """Puts the entry in unless the one for the same problem is better.
+
+        The file is locked and read again: others may have added to it during the search.
 
         Raises:
+            BundleError: the file has become something else since.
             OSError: the file cannot be written.
         """
+        entry = self._entry(best, search)
+        with naming(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=LOCK_S):
+                return self._merge(entry)
+
+    def _merge(self, entry: Entry) -> Saved:
+        bundle = self._read()
+        before = None if bundle is None else bundle.entry(entry.problem)
+        if before is not None and before.beats(entry):
+            return Saved(self.path, "kept", before)
+        device = BundleDevice.of(self._target.device, self._target.provenance)
+        new = new_bundle(device, self._target.source_digest, [entry])
+        (new if bundle is None else bundle.merged(new)).save(self.path)
+        return Saved(self.path, "added" if before is None else "replaced", before)
+
+    def _read(self) -> Bundle | None:
+        """What the new entry joins: None where there is no file, or one whose entries are of other kernel sources."""
+        if not self.path.exists():
+            return None
+        bundle = Bundle.load(self.path)
+        difference = bundle.device.difference(self._target.device)
+        if difference is not None:
+            there = bundle.device.name
+            raise BundleError(f"{self.path}: holds configs of {there}: {difference}: write to another file")
+        return bundle if bundle.tool.source_digest == self._target.source_digest else None
+
+    def _entry(self, best: Record, search: SearchInfo) -> Entry:
         target = self._target
         known = {"cublaslt_us": target.baselines.get("cublaslt_us")}
         if target.recorded is not None:
             known["spread"] = target.recorded.rows[best.config].spread
-        entry = Entry(
+        return Entry(
             problem=best.problem,
             config=best.config,
             measured=Measured.of(best.measurement, **known),
             search=search,
             provenance=target.provenance,
         )
-        device = BundleDevice.of(target.device, target.provenance)
-        bundle = new_bundle(device, target.source_digest, [entry])
-        if self._before is not None and not self.replaces:
-            bundle = self._before.merged(bundle)
-        bundle.save(self.path)
-        return self.path
 
 
 def result_event(
@@ -68,7 +111,7 @@ def result_event(
     target: Target,
     result: TuneResult,
     search: SearchInfo,
-    written: Path | None,
+    saved: Saved | None,
 ) -> dict[str, Any]:
     """The last line of `cupygemm tune --json`; what could not be had is null."""
     best = None if result.best is None else result.best.measurement
@@ -92,10 +135,16 @@ def result_event(
         "speedup": None if best is None else best.speedup,
         "config": None if result.best is None else result.best.config.to_dict(),
         "failures": dict(result.failures),
-        "bundle": None if written is None else str(written),
+        "bundle": None if saved is None else str(saved.path),
+        "bundle_entry": None if saved is None else saved.change,
+        "entry_before": None if saved is None or saved.before is None else _times(saved.before),
     }
     if target.recorded is not None:
         optimum_us = target.recorded.optimum_us
         event["optimum_us"] = optimum_us
         event["fraction_of_optimum"] = None if best_us is None else optimum_us / best_us
     return event
+
+
+def _times(entry: Entry) -> dict[str, Any]:
+    return {"us": entry.measured.us, "speedup": entry.measured.speedup}

@@ -11,6 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cupygemm.search.tune import Trial
+from cupygemm.text import count
+
+STOPPED = {
+    "evaluations": "its budget is spent",
+    "seconds": "its time is up",
+    "speedup": "the speedup asked for is reached",
+    "exhausted": "nothing is left to try",
+    "stagnation": "the strategy has nothing new to try",
+    "interrupted": "interrupted",
+    "done": "the runner has no more",
+}
+"""What ended a search or a recording, by the value of `stopped_by`, in words."""
+EVERY = 10
+"""Of so many trials, one is written as a line even where it is no improvement."""
 
 Write = Callable[[str], None]
 """Puts one line on standard output."""
@@ -18,6 +32,10 @@ Write = Callable[[str], None]
 
 class Reporter(Protocol):
     """Shows trials as they end, and the result."""
+
+    def note(self, text: str) -> None:
+        """Something to know before the first trial."""
+        ...
 
     def running(self) -> AbstractContextManager[Any]:
         """Entered while trials come."""
@@ -68,6 +86,9 @@ class JsonReporter:
     def __init__(self, write: Write) -> None:
         self._write = write
 
+    def note(self, text: str) -> None:
+        """Left out: the result's event says it in fields."""
+
     def running(self) -> AbstractContextManager[Any]:
         """Nothing to set up."""
         return nullcontext()
@@ -82,18 +103,26 @@ class JsonReporter:
 
 
 class PlainReporter:
-    """A line a trial, for logs and pipes."""
+    """A line for each improvement, and for every tenth trial, for logs and pipes."""
 
     def __init__(self, write: Write, total: int | None) -> None:
         self._write = write
         self._of = "" if total is None else f"/{total}"
+        self._best_us: float | None = None
+
+    def note(self, text: str) -> None:
+        """Writes it as a line."""
+        self._write(text)
 
     def running(self) -> AbstractContextManager[Any]:
         """Nothing to set up."""
         return nullcontext()
 
     def trial(self, trial: Trial) -> None:
-        """Writes how the trial ended and the best so far."""
+        """Writes how the trial ended and the best so far, if it is worth a line."""
+        if trial.best_us == self._best_us and (trial.index + 1) % EVERY:
+            return
+        self._best_us = trial.best_us
         measurement = trial.measurement
         outcome = measurement.status.value if measurement.us is None else f"{measurement.us:.2f} µs"
         best = "none yet" if trial.best_us is None else f"{trial.best_us:.2f} µs"
@@ -129,23 +158,42 @@ class LiveReporter(PlainReporter):
 
 def summary(event: Mapping[str, Any]) -> list[str]:
     """The result event in words, a line each."""
-    spent = f"{event['evaluations']} evaluations, {event['seconds']:.1f} s, stopped by {event['stopped_by']}"
+    spent = f"{count(event['evaluations'], 'evaluation')}, {event['seconds']:.1f} s, {STOPPED[event['stopped_by']]}"
     head = f"{event['problem']} {event['dtype']} {event['layout']} on {event['device']}"
-    lines = [f"{head}: {_best(event)} ({spent})"]
+    lines = [f"{head}: {_result(event)} ({spent})"]
     if event.get("fraction_of_optimum") is not None:
         share = 100 * event["fraction_of_optimum"]
         lines.append(f"  {share:.1f} % of the recorded optimum, {event['optimum_us']:.2f} µs")
     if event["failures"]:
-        lines.append("  failures: " + ", ".join(f"{status} {count}" for status, count in event["failures"].items()))
+        lines.append(f"  failures: {counts(event['failures'])}")
     if event["config"]:
         lines.append("  config: " + " ".join(f"{name}={value}" for name, value in event["config"].items()))
     if event["bundle"]:
-        lines.append(f"  bundle: {event['bundle']}")
+        lines.append(f"  bundle: {event['bundle']}{_change(event)}")
     return lines
 
 
-def _best(event: Mapping[str, Any]) -> str:
+def counts(numbers: Mapping[str, int]) -> str:
+    """ "crashed 2, timed_out 1"."""
+    return ", ".join(f"{name} {number}" for name, number in numbers.items()) or "none"
+
+
+def _result(event: Mapping[str, Any]) -> str:
     if event["best_us"] is None:
         return "no config ran"
-    over = "" if event["speedup"] is None else f", {event['speedup']:.3f}× cuBLAS"
-    return f"{event['best_us']:.2f} µs, {event['best_tflops']:.0f} TFLOPS{over}"
+    return f"{_time(event['best_us'], event['speedup'])}, {event['best_tflops']:.0f} TFLOPS"
+
+
+def _change(event: Mapping[str, Any]) -> str:
+    """What happened to the entry that was there, with both results."""
+    before = event["entry_before"]
+    if before is None:
+        return ""
+    old, new = _time(before["us"], before["speedup"]), _time(event["best_us"], event["speedup"])
+    if event["bundle_entry"] == "kept":
+        return f" keeps its entry of {old}, which is better than {new}"
+    return f", where it replaces an entry of {old} by {new}"
+
+
+def _time(us: float, speedup: float | None) -> str:
+    return f"{us:.2f} µs" if speedup is None else f"{us:.2f} µs ({speedup:.3f}× cuBLAS)"

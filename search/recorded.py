@@ -17,15 +17,15 @@ def recorded_tables(folder: Traversable | None = None) -> dict[Problem, Traversa
     """The tables in a folder by problem; only their headers are read.
 
     Args:
-        folder: where they lie; None for those that ship with the package. A folder that does not exist has none.
+        folder: where they lie; None for those that ship with the package.
 
     Raises:
-        BundleError: a file with the suffix of a table is none, or two are of the same problem.
+        BundleError: there is no such folder, a file with the suffix of a table is none, or two are of the same problem.
     """
     folder = files("cupygemm.search").joinpath("tables") if folder is None else folder
-    found: dict[Problem, Traversable] = {}
     if not folder.is_dir():
-        return found
+        raise BundleError(f"{folder}: no such folder of recorded tables")
+    found: dict[Problem, Traversable] = {}
     for path in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if not path.name.endswith(SUFFIX):
             continue

@@ -233,5 +233,6 @@ FULL_KNOBS = (
     Knob("producer_registers", (24, 32, 40, 56)),
     Knob("wait_depth", (0, 1)),
     Knob("store_stages", (0, 1, 2)),
+    Knob("ping_pong", (False, True), ordered=False),
 )
 """The default space, about twenty million points before legality."""

@@ -12,6 +12,7 @@ from typing import Self
 
 from filelock import FileLock
 
+from cupygemm import settings
 from cupygemm.config import KernelConfig
 from cupygemm.errors import BundleError
 from cupygemm.measurement import Measurement, Record
@@ -21,6 +22,8 @@ VERSION = 1
 """Of the tables below, kept in SQLite's user_version."""
 BUSY_S = 60.0
 """How long to wait for another process's write."""
+
+ELSEWHERE = "another place: --store FILE or CUPYGEMM_DATA_DIR"
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS trials (
@@ -38,6 +41,11 @@ CREATE INDEX IF NOT EXISTS trials_by_problem ON trials (problem);
 """
 
 
+def default_store() -> Path:
+    """The file in the user's data folder."""
+    return settings.data_dir() / "trials.sqlite"
+
+
 class TrialStore:
     """An append-only record of trials: one row each, written when it ends, so that nothing measured is lost."""
 
@@ -48,18 +56,18 @@ class TrialStore:
             path: the file; its folder is made.
 
         Raises:
-            BundleError: the file is no store, or one of another version.
+            BundleError: the file is no store, one of another version, or cannot be written.
         """
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Autocommit: a trial is on disk before the next one starts.
             self._connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             # SQLite does not wait its turn when two processes switch one new file to WAL.
             with FileLock(f"{path}.lock"):
                 self._prepare()
-        except sqlite3.Error as error:
-            raise BundleError(f"{path}: not a trial store: {error}") from error
+        except (OSError, sqlite3.Error) as error:
+            raise self._error("cannot be opened", error) from error
 
     def append(self, record: Record, runner: str) -> None:
         """Adds one trial.
@@ -86,7 +94,7 @@ class TrialStore:
         try:
             self._connection.execute(f"INSERT INTO trials ({columns}) VALUES ({', '.join('?' * len(row))})", row)
         except sqlite3.Error as error:
-            raise BundleError(f"{self.path}: a trial could not be stored: {error}") from error
+            raise self._error("takes no more trials", error) from error
 
     def records(self, problem: Problem | None = None) -> Iterator[Record]:
         """The trials in the order they were stored, of one problem or of all."""
@@ -119,10 +127,15 @@ class TrialStore:
     ) -> None:
         self.close()
 
+    def _error(self, what: str, error: Exception) -> BundleError:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return BundleError(f"trial store {self.path} {what}: {reason} ({ELSEWHERE})")
+
     def _prepare(self) -> None:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, VERSION):
-            raise BundleError(f"{self.path}: store version {version}: this version of cupygemm reads {VERSION}")
+            reason = f"is of version {version}, and this version of cupygemm reads {VERSION}"
+            raise BundleError(f"trial store {self.path} {reason} ({ELSEWHERE})")
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.executescript(_CREATE)

@@ -71,7 +71,7 @@ class SubSpace:
 
 
 def _wastes_consumers(config: KernelConfig, spec: KernelSpec) -> bool:
-    return config.consumers != (1 if config.block_m == 64 else 2)
+    return config.consumers != (1 if config.block_m == 64 and not config.ping_pong else 2)
 
 
 def _is_shallow(config: KernelConfig, spec: KernelSpec) -> bool:
@@ -99,7 +99,11 @@ USUAL = {"producer_registers": 40, "wait_depth": 1, "store_stages": 2}
 RESTRICTIONS = {
     restriction.rule: restriction
     for restriction in (
-        Restriction("consumers by rows", "64 rows feed one consumer, more are divided by two", _wastes_consumers),
+        Restriction(
+            "consumers by rows",
+            "64 rows feed one consumer, more are divided by two, ping-pong has two",
+            _wastes_consumers,
+        ),
         Restriction("pipeline depth", "less than 96 KiB in flight does not cover the latency of memory", _is_shallow),
         Restriction("cluster pairs", "clusters of four are left to the full space, for length", _pairs_twice),
         Restriction("idle registers", "the consumers' registers do not change with the producer's", _registers_idle),
@@ -128,6 +132,7 @@ _CORE = SubSpace(
         Knob("producer_registers", (24, 40)),
         Knob("wait_depth", (0, 1)),
         Knob("store_stages", (1, 2)),
+        Knob("ping_pong", (False, True), ordered=False),
     ),
     restrictions=tuple(RESTRICTIONS.values()),
 )

@@ -17,7 +17,7 @@ from cupygemm.search.strategies import Strategy
 
 CONFIRMED = 5
 """Configs that are measured again at the end: the least of many noisy times is more often lucky than best."""
-BARREN_ASKS = 200
+BARREN_ASKS = 25
 """Asks in a row without a new config after which a strategy has nothing more to say."""
 
 

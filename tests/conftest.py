@@ -20,7 +20,7 @@ from cupygemm.device import H200
 from cupygemm.errors import CompileError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
-from cupygemm.search.space import Knob
+from cupygemm.search.space import Knob, completed
 from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES, SubSpace
 from cupygemm.search.table import Table
 
@@ -79,7 +79,7 @@ TOY_KNOBS = {
 }
 TOY = SubSpace(
     name="toy",
-    knobs=tuple(Knob(n, v, ordered=not isinstance(v[0], bool)) for n, v in TOY_KNOBS.items()),
+    knobs=completed([Knob(n, v, ordered=not isinstance(v[0], bool)) for n, v in TOY_KNOBS.items()]),
     restrictions=(RESTRICTIONS["consumers by rows"],),
 )
 """A few hundred legal points: quick to enumerate, with single-valued, boolean and ordered knobs."""

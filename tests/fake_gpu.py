@@ -1,12 +1,30 @@
-"""A stand-in for CuPy over NumPy, with a clock that only launches move: enough of it for `measure` and `graphs`."""
+"""A stand-in for CuPy over NumPy, with a clock that only launches move: enough of it for what runs on a GPU.
+
+Device memory is host memory, and a loaded kernel computes with what its TMA descriptors and arguments say lies there.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import math
+import struct
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+
+from cupygemm import compiler, driver, tensor_map, verify
+from cupygemm.compiler import CompiledKernel
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.device import H200
+from cupygemm.tensor_map import Box, Matrix, TensorMap
+
+REGISTERS_AT_LAUNCH = {1: 248, 2: 168, 3: 128}
+"""What ptxas gives a thread by the number of consumers: 65536 over the CTA's threads, in eights, at most 248."""
 
 Launch = Callable[[Any, Any, Any], None]
 
@@ -30,10 +48,11 @@ class FakeGraph:
 
 
 class FakeStream:
-    """The one stream."""
+    """The one stream; with a `ptr` of 0 it is the legacy default stream."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
+        self.ptr = 1
 
     def __enter__(self) -> FakeStream:
         return self
@@ -52,10 +71,104 @@ class FakeStream:
         graph, self.gpu.captured = FakeGraph(self.gpu, self.gpu.captured), None
         return graph
 
+    def is_capturing(self) -> bool:
+        """An error on the legacy default stream while another captures, as with CUDA."""
+        if self.ptr == 0 and self.gpu.captured is not None:
+            raise CudaError("operation would make the legacy stream depend on a capturing blocking stream")
+        return self.gpu.captured is not None
+
     def synchronize(self) -> None:
         """Fails where a kernel has faulted."""
         if self.gpu.faulted:
             raise CudaError("an illegal memory access was encountered")
+
+
+@dataclass(frozen=True)
+class FakeDevice:
+    """A device, current inside a `with` block."""
+
+    gpu: FakeGpu
+    id: int
+
+    def __enter__(self) -> None:
+        self.gpu.current.append(self.id)
+
+    def __exit__(self, *_: object) -> None:
+        self.gpu.current.pop()
+
+    def synchronize(self) -> None:
+        """Fails where a kernel has faulted."""
+        self.gpu.stream.synchronize()
+
+
+class DeviceArray(np.ndarray):
+    """A NumPy array with what CuPy's have besides: `device`, and an address that is `data.ptr`."""
+
+    home: FakeDevice
+
+    def __array_finalize__(self, parent: Any) -> None:
+        self.home = getattr(parent, "home", None)
+
+    @property
+    def device(self) -> FakeDevice:
+        """Where it lies; views lie where their base does."""
+        return self.home
+
+    @property
+    def data(self) -> Any:
+        """Its memory."""
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+@dataclass
+class Launched:
+    """A launch of a loaded kernel: CTAs, threads of one, bytes of shared memory, and the device it went to."""
+
+    grid: int
+    threads: int
+    shared_bytes: int
+    device: int
+
+
+class FakeKernel:
+    """A function of a loaded module. It computes from host memory what its descriptors and arguments describe."""
+
+    def __init__(self, gpu: FakeGpu, compiled: CompiledKernel) -> None:
+        self.gpu = gpu
+        self.compiled = compiled
+        self.device = gpu.current[-1]
+        self.kernel = SimpleNamespace(ptr=id(self))
+        self.max_dynamic_shared_size_bytes = 48 * 1024
+
+    def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], shared_mem: int) -> None:
+        gpu = self.gpu
+        if shared_mem > self.max_dynamic_shared_size_bytes or gpu.current[-1] != self.device:
+            raise CudaError("invalid argument")
+        gpu.launches.append(Launched(grid[0], block[0], shared_mem, self.device))
+        # Arguments are copied by the launch: what they point to may be gone when a graph is replayed.
+        map_a, map_b, map_out = (gpu.maps.get(pointer.address) for pointer in arguments[:3])
+        scalars = struct.unpack("<Qqiii", ctypes.string_at(arguments[3].address, 28))
+
+        def run() -> None:
+            self._compute(map_a, map_b, map_out, scalars)
+
+        if gpu.captured is None:
+            run()
+        else:
+            gpu.captured.append(run)
+
+    def _compute(self, map_a: Any, map_b: Any, map_out: Any, scalars: tuple[int, ...]) -> None:
+        spec, (out_pointer, row_stride, m, n, k) = self.compiled.spec, scalars
+        a, b = self.gpu.memory(map_a[0]), self.gpu.memory(map_b[0])
+        a, b = a.T if spec.a_major == "mn" else a, b if spec.b_major == "mn" else b.T
+        if self.compiled.config.store_stages:
+            out = self.gpu.memory(map_out[0])
+        else:
+            itemsize = verify.numpy_dtype(spec.out_dtype).itemsize
+            out = self.gpu.memory(Matrix(out_pointer, m, n, row_stride * itemsize, spec.out_dtype))
+        assert (a.shape, b.shape, out.shape) == ((m, k), (k, n), (m, n))
+        out[...] = np.nan  # tiles are stored while others are still to be read
+        product(a, b, out)
 
 
 class FakeGpu:
@@ -64,6 +177,15 @@ class FakeGpu:
     captured: launches of the capture under way.
     replayed: graphs, as launched.
     faulted: a kernel has faulted: every synchronisation fails.
+    current: devices, the current one last.
+    specs: their properties, by index.
+    active_clusters: how many clusters a device holds; None for as many as its SMs allow.
+    compiled: what was compiled, in order.
+    refused: configs that the compiler refuses, and with what.
+    unloadable: configs whose cubin the driver refuses.
+    maps: encoded descriptors by address.
+    launches: of loaded kernels.
+    fallbacks: calls of `cupy.matmul`, by their options.
     """
 
     def __init__(self) -> None:
@@ -72,6 +194,80 @@ class FakeGpu:
         self.replayed: list[FakeGraph] = []
         self.faulted = False
         self.stream = FakeStream(self)
+        self.current = [0]
+        self.specs = {0: H200, 1: H200}
+        self.active_clusters: int | None = None
+        self.compiled: list[CompiledKernel] = []
+        self.refused: dict[KernelConfig, Exception] = {}
+        self.unloadable: set[KernelConfig] = set()
+        self.maps: dict[int, tuple[Matrix, Box]] = {}
+        self.launches: list[Launched] = []
+        self.fallbacks: list[dict[str, Any]] = []
+        self._alive: list[Any] = []
+        self._spans: list[tuple[int, int]] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Puts it in the place of CuPy, the driver, the compiler and the encoder of descriptors."""
+        cupy = self.cupy
+        monkeypatch.setattr(driver, "cupy", lambda: cupy)
+        monkeypatch.setattr(driver, "device_spec", lambda index: self.specs[index])
+        monkeypatch.setattr(driver, "max_active_blocks", lambda function, threads, shared: 1 if threads else 0)
+        monkeypatch.setattr(driver, "max_active_clusters", self._max_active_clusters)
+        monkeypatch.setattr(compiler, "compile_kernel", self.compile)
+        monkeypatch.setattr(tensor_map, "encode", self.encode)
+
+    def _max_active_clusters(self, function: int, cluster_size: int, threads: int, shared_bytes: int) -> int:
+        if self.active_clusters is not None:
+            return self.active_clusters
+        return self.specs[self.current[-1]].sm_count // cluster_size
+
+    def compile(self, spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
+        """Stands for `compiler.compile_kernel`."""
+        if config in self.refused:
+            raise self.refused[config]
+        name = f"kernel{len(self.compiled)}"
+        registers = REGISTERS_AT_LAUNCH[config.consumers]
+        self.compiled.append(CompiledKernel(spec, config, Path(f"{name}.cubin"), name, registers, 0, ()))
+        return self.compiled[-1]
+
+    def encode(self, matrix: Matrix, box: Box) -> TensorMap:
+        """Stands for `tensor_map.encode`."""
+        encoded = TensorMap()
+        self._alive.append(encoded)
+        self.maps[encoded.address] = (matrix, box)
+        return encoded
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> DeviceArray:
+        """An array on the current device, at an address that is a multiple of 256."""
+        element = np.dtype(dtype)
+        size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * element.itemsize
+        raw = np.full(size + 256, 0xFF, np.uint8)  # NaN in each dtype
+        start = -raw.ctypes.data % 256
+        self._spans.append((raw.ctypes.data + start, raw.ctypes.data + start + size))
+        array = raw[start : start + size].view(element).reshape(shape).view(DeviceArray)
+        array.home = FakeDevice(self, self.current[-1])
+        self._alive.append(raw)
+        return array
+
+    def memory(self, matrix: Matrix) -> np.ndarray[Any, Any]:
+        """The rows that a descriptor describes; all of them must have been allocated."""
+        element = verify.numpy_dtype(matrix.dtype)
+        row_bytes = matrix.columns * element.itemsize
+        stride = matrix.row_stride if matrix.rows > 1 else row_bytes
+        size = (matrix.rows - 1) * stride + row_bytes
+        start, end = matrix.pointer, matrix.pointer + size
+        assert any(low <= start and end <= high for low, high in self._spans), f"{matrix} was never allocated"
+        raw = (ctypes.c_uint8 * size).from_address(start)
+        return np.ndarray((matrix.rows, matrix.columns), element, raw, 0, (stride, element.itemsize))
+
+    def matmul(self, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
+        """Stands for `cupy.matmul`."""
+        self.fallbacks.append(options)
+        result = np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype)
+        if out is None:
+            return result
+        out[...] = result
+        return out
 
     def kernel(self, compute: Launch, cost_us: float) -> Launch:
         """A launch that computes with `compute` and takes `cost_us`."""
@@ -97,29 +293,35 @@ class FakeGpu:
             def record(self) -> None:
                 self.at_us = gpu.clock_us
 
-        class Device:
-            def __init__(self, index: int) -> None:
-                assert index == 0
+        class RawModule:
+            def __init__(self, path: str) -> None:
+                self.path = Path(path)
 
-            def __enter__(self) -> None:
-                pass
-
-            def __exit__(self, *_: object) -> None:
-                pass
-
-            def synchronize(self) -> None:
-                gpu.stream.synchronize()
+            def get_function(self, name: str) -> FakeKernel:
+                (compiled,) = (each for each in gpu.compiled if each.lowered_name == name and each.cubin == self.path)
+                if compiled.config in gpu.unloadable:
+                    raise CudaError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
+                return FakeKernel(gpu, compiled)
 
         cuda = SimpleNamespace(
-            Device=Device,
+            Device=lambda index: FakeDevice(gpu, index),
             Event=Event,
             Stream=lambda non_blocking: gpu.stream,
             get_current_stream=lambda: gpu.stream,
             get_elapsed_time=lambda start, end: (end.at_us - start.at_us) / 1000,
             runtime=SimpleNamespace(CUDARuntimeError=CudaError),
             driver=SimpleNamespace(CUDADriverError=CudaError),
+            function=SimpleNamespace(CPointer=lambda address: SimpleNamespace(address=address)),
         )
-        return SimpleNamespace(cuda=cuda, random=np.random, empty=np.empty)
+        return SimpleNamespace(
+            cuda=cuda,
+            random=np.random,
+            empty=gpu.empty,
+            matmul=gpu.matmul,
+            may_share_memory=np.may_share_memory,
+            ndarray=DeviceArray,
+            RawModule=RawModule,
+        )
 
 
 def product(a: Any, b: Any, out: Any) -> None:

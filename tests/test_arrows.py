@@ -21,12 +21,13 @@ PACKAGE = Path(__file__).parent.parent / "cupygemm"
 ARROWS = {
     "": "api",
     "__main__": "cli",
-    "api": "dispatch",
+    "api": "dispatch text",
     "atomic": "",
     "benchmark": "measure",
     "bundle": "atomic measurement validation",
-    "bundle_view": "bundle",
-    "cli": "bundle_view report search.gpu_runner search.outcome search.progress search.recording search.store",
+    "bundle_check": "bundle plan",
+    "bundle_view": "bundle text",
+    "cli": "bundle_check bundle_view report search.record_command search.tune_command",
     "compiler": "atomic kernel_source settings",
     "config": "device problem",
     "cublas": "driver",
@@ -42,19 +43,21 @@ ARROWS = {
     "plan": "compiler driver tensor_map",
     "problem": "errors",
     "provenance": "compiler cublas telemetry",
-    "report": "errors results",
+    "report": "errors results text",
     "results": "atomic",
     "search": "",
     "search.gpu_jobs": "measure plan",
     "search.gpu_runner": "provenance search.gpu_jobs",
-    "search.outcome": "bundle search.target search.tune",
-    "search.progress": "search.tune",
+    "search.gpu_target": "search.gpu_runner search.target",
+    "search.outcome": "atomic bundle search.target search.tune",
+    "search.progress": "search.tune text",
+    "search.record_command": "results search.gpu_target search.progress search.recording search.store",
     "search.recorded": "search.table",
     "search.recording": "search.runner search.table telemetry",
     "search.replay": "search.table",
     "search.runner": "measurement",
     "search.space": "config",
-    "search.store": "measurement",
+    "search.store": "measurement settings",
     "search.strategies": "measurement search.space",
     "search.strategies.cma": "measurement search.space",
     "search.strategies.exhaustive": "measurement search.space",
@@ -63,9 +66,11 @@ ARROWS = {
     "search.table": "atomic measurement search.subspace",
     "search.target": "search.recorded search.replay search.runner",
     "search.tune": "search.runner search.strategies",
+    "search.tune_command": "search.gpu_target search.outcome search.progress search.store",
     "settings": "",
     "telemetry": "driver",
     "tensor_map": "config",
+    "text": "",
     "validation": "",
     "verify": "problem",
 }
@@ -76,10 +81,10 @@ ANYWHERE = {"problem", "device", "config", "search.space", "bundle"}
 GPU_LIBRARIES = {"cupy", "cupy_backends", "cuda", "pynvml", "ml_dtypes"}
 LEARNING = {"jax", "flax", "optax"}
 
-LATE = {"": {"cupygemm"}, "cli": {"cupygemm"}}
+LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "cli": {"cupygemm"}}
 """What else may be imported late: the public names, and what only some commands need."""
 
-REPLAY = ("cli", "search.target", "search.outcome", "search.progress", "search.store", "search.strategies.cma")
+REPLAY = ("cli", "search.tune_command", "search.strategies.cma")
 
 
 class Import(NamedTuple):

@@ -98,13 +98,13 @@ def test_a_missing_package_is_named(monkeypatch, toy_table):
 def test_cma_finds_a_better_config_than_chance(core_table):
     def found_us(strategy: str, seed: int) -> float:
         space, runner = core_table.space, ReplayRunner(core_table)
-        result = tune(core_table.problem, space, make_strategy(strategy, space, seed), runner, Budget(60))
-        assert len(result.trials) == 60
+        result = tune(core_table.problem, space, make_strategy(strategy, space, seed), runner, Budget(100))
+        assert len(result.trials) == 100
         return result.best.measurement.us
 
-    seeds = range(5)
+    seeds = range(10)
     by_cma, by_chance = ([found_us(name, seed) for seed in seeds] for name in ("cma", "random"))
-    assert statistics.mean(by_cma) < statistics.mean(by_chance)
+    assert statistics.mean(by_cma) < 0.98 * statistics.mean(by_chance)
     assert statistics.median(by_cma) < 1.02 * core_table.optimum_us
 
 

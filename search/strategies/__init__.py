@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Protocol
 
 from cupygemm.config import KernelConfig
-from cupygemm.errors import ConfigError
+from cupygemm.errors import ConfigError, not_installed
 from cupygemm.measurement import Measurement
 from cupygemm.search.space import SearchSpace
 
@@ -49,6 +49,6 @@ def make_strategy(name: str, space: SearchSpace, seed: int) -> Strategy:
     try:
         factory = getattr(import_module(module), kind)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"strategy {name} needs {error.name}: pip install 'cupygemm[search]'") from error
+        raise ConfigError(f"strategy {name}: {not_installed(str(error.name), 'search')}") from error
     strategy: Strategy = factory(space, seed)
     return strategy

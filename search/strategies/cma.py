@@ -44,12 +44,16 @@ class CmaEs:
         self._barren = 0
         self._asked: list[tuple[KernelConfig, CatCMAwM.Solution]] = []
         self._optimizer: CatCMAwM | None = None
+        self._restarted_at: KernelConfig | None = None
 
     def ask(self) -> list[KernelConfig]:
         """The random design, then one generation at a time; repeats are likely once it converges."""
         if self._optimizer is None:
             return [self._space.sample(self._rng) for _ in range(DESIGN)]
         self._asked = [self._propose(self._optimizer) for _ in range(self._optimizer.population_size)]
+        if self._restarted_at is not None:
+            self._asked[0] = self._restarted_at, self._encode(self._restarted_at)
+            self._restarted_at = None
         configs = [config for config, _ in self._asked]
         fresh = set(configs) - self._seen
         self._barren = 0 if fresh else self._barren + 1
@@ -70,10 +74,14 @@ class CmaEs:
             self._optimizer.tell(list(zip(solutions, losses, strict=True)))
         if self._barren >= BARREN_GENERATIONS or (self._ordered and self._optimizer.should_stop()):
             self._barren = 0
-            self._optimizer = self._start(self._unseen())
+            self._restarted_at = self._unseen()
+            self._optimizer = self._start(self._restarted_at)
 
     def _unseen(self) -> KernelConfig:
-        """A random config, if possible one that was not asked for yet."""
+        """A random config that was not asked for yet, as long as there is one."""
+        left = [config for config in self._space.members or () if config not in self._seen]
+        if left:
+            return left[int(self._rng.integers(len(left)))]
         for _ in range(REDRAWS):
             config = self._space.sample(self._rng)
             if config not in self._seen:

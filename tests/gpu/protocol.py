@@ -32,6 +32,11 @@ CONFIGS = {
     "n of 200": LARGE.swapped(block_n=200, stages=3, cluster_m=1),
     "n of 24, deep k": SMALL.swapped(block_n=24, block_k=128, stages=3),
     "direct store": LARGE.swapped(store_stages=0, cluster_m=1),
+    "ping-pong": LARGE.swapped(block_m=64, cluster_m=1, ping_pong=True, store_stages=2),
+    "ping-pong, two steps of rows, cluster 2x1": LARGE.swapped(block_n=128, ping_pong=True, stages=5),
+    "ping-pong of three, direct": LARGE.swapped(
+        block_m=64, block_n=128, consumers=3, ping_pong=True, cluster_m=1, producer_registers=32, store_stages=0
+    ),
     "two stages": LARGE.swapped(stages=2, block_k=128),
 }
 """One config for each thing that a kernel can do differently."""

@@ -41,6 +41,7 @@ FAMILIES = [
     (spec(n=2047), LARGE.swapped(store_stages=0)),
     (spec(), LARGE.swapped(consumers=3, block_m=192, block_n=128)),
     (spec(), SMALL.swapped(block_n=8)),
+    (spec(), LARGE.swapped(block_n=192, cluster_m=1, ping_pong=True)),
 ]
 
 

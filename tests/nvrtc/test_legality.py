@@ -6,16 +6,28 @@ program; each illegal one must fail alone.
 
 from __future__ import annotations
 
+import ctypes
 import random
 
 import pytest
 
 from cupygemm import compiler, kernel_source
-from cupygemm.config import KernelConfig, KernelSpec, Violation, illegal_reason, shared_storage_bytes, violation
+from cupygemm.config import (
+    KernelConfig,
+    KernelSpec,
+    Violation,
+    illegal_reason,
+    operand_bytes,
+    shared_storage_bytes,
+    store_columns,
+    violation,
+)
 from cupygemm.device import H200
 from cupygemm.errors import CompileError
 from cupygemm.kernel_source import config_literal, spec_literal
+from cupygemm.plan import _Arguments
 from cupygemm.problem import DTYPE_BYTES, Problem
+from cupygemm.tensor_map import a_box, b_box, out_box
 
 pytestmark = pytest.mark.nvrtc
 
@@ -33,6 +45,7 @@ VALUES: dict[str, list[int] | list[bool]] = {
     "producer_registers": [16, 24, 36, 40, 56, 128, 136],
     "wait_depth": [-1, 0, 1, 2],
     "store_stages": [-1, 0, 1, 2, 4, 5],
+    "ping_pong": [False, True],
 }
 LEGAL_ONE = KernelConfig(128, 128, 64, 3, 2, False, 1, 1, False, 8, 40, 1, 1)
 DEVICE_RULES = ("shared memory", "device")
@@ -122,6 +135,65 @@ def test_shared_storage_is_what_python_says() -> None:
             lines.append(f"static_assert(sizeof({instance}::SharedStorage) == {size});")
         headers = compiler.sources(KernelSpec.of(Problem(64, 64, 64)), LEGAL_ONE.swapped(block_n=block_n))
         assert refusal('#include "gemm.cuh"\n' + "\n".join(lines), headers) is None
+
+
+def facts(spec: KernelSpec, config: KernelConfig) -> dict[str, int]:
+    """What the kernel computes for itself, and Python's answer."""
+    gemm, value = f"Gemm<{spec_literal(spec)}, {config_literal(config)}>", config_literal(config)
+    a, b, out = a_box(config, spec), b_box(config, spec), out_box(config, spec)
+    return {
+        f"{gemm}::TileA::BOX_ROWS": a.rows,
+        f"{gemm}::TileA::SPAN": a.columns,
+        f"{gemm}::TileB::BOX_ROWS": b.rows,
+        f"{gemm}::TileB::SPAN": b.columns,
+        f"{gemm}::Store::COLUMNS": store_columns(config, spec),
+        f"{gemm}::Store::BUFFER_BYTES": out.rows * out.columns * DTYPE_BYTES[spec.out_dtype],
+        f"({value}).consumer_registers()": config.consumer_registers,
+        f"({value}).accumulators()": config.accumulators,
+        f"({value}).threads()": config.threads,
+        # The boxes of all CTAs that share a tile are the tile.
+        f"{gemm}::TileA::BOXES * {config.cluster_n * a.rows} * SWIZZLE_BYTES": operand_bytes(
+            config.block_m, config.block_k, spec.a_major, spec.a_dtype
+        ),
+        f"{gemm}::TileB::BOXES * {config.cluster_m * b.rows} * SWIZZLE_BYTES": operand_bytes(
+            config.block_n, config.block_k, spec.b_major, spec.b_dtype
+        ),
+    }
+
+
+def test_boxes_columns_and_registers_are_what_python_says() -> None:
+    # Nothing of the kernel is instantiated but its constants: pairs of every consumer width share a program.
+    pairs = draw(200, legal=True, seed=3)
+    told = {expression: value for pair in pairs for expression, value in facts(*pair).items()}
+    asserts = [f"static_assert({expression} == {value});" for expression, value in told.items()]
+    headers = compiler.sources(KernelSpec.of(Problem(64, 64, 64)), LEGAL_ONE)
+    assert refusal('#include "gemm.cuh"\n' + "\n".join(asserts), headers) is None
+    # One that is wrong would have been noticed.
+    assert refusal('#include "gemm.cuh"\n' + asserts[0].replace(");", " + 1);"), headers) is not None
+    for index, name in ((0, "A"), (1, "B")):
+        kinds = {slicing(*pair)[index] for pair in pairs}
+        assert kinds >= {("k", True), ("k", False), ("mn", True), ("mn", False)}, f"{name}: the sample is too narrow"
+    assert len({config.consumer_registers for _, config in pairs}) >= 5
+    assert len({store_columns(config, spec) for spec, config in pairs}) >= 4
+
+
+def slicing(spec: KernelSpec, config: KernelConfig) -> tuple[tuple[str, bool], tuple[str, bool]]:
+    """For each operand, how it is stored and whether its boxes are slices of the rows of a slab."""
+    whole_a = config.block_m if spec.a_major == "k" else config.block_k
+    whole_b = config.block_n if spec.b_major == "k" else config.block_k
+    return (spec.a_major, a_box(config, spec).rows < whole_a), (spec.b_major, b_box(config, spec).rows < whole_b)
+
+
+def test_arguments_have_the_layout_of_python() -> None:
+    asserts = [f"static_assert(sizeof(Arguments) == {ctypes.sizeof(_Arguments)});"]
+    for name, _ in _Arguments._fields_:
+        field = getattr(_Arguments, name)
+        # What offsetof is made of in NVRTC's front end, which has the macro in no header of its own.
+        asserts.append(f"static_assert(__INTADDR__(&((Arguments*)0)->{name}) == {field.offset});")
+        asserts.append(f"static_assert(sizeof(Arguments::{name}) == {field.size});")
+    headers = compiler.sources(KernelSpec.of(Problem(64, 64, 64)), LEGAL_ONE)
+    assert len(asserts) == 11
+    assert refusal('#include "gemm.cuh"\n' + "\n".join(asserts), headers) is None
 
 
 def test_dtype_sizes_agree() -> None:

@@ -1,0 +1,153 @@
+"""`cupygemm tune`, once its options are read: target, store, search, bundle, and what is said of them."""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from cupygemm import driver
+from cupygemm.bundle import SearchInfo
+from cupygemm.errors import BundleError, ConfigError
+from cupygemm.measurement import Record
+from cupygemm.problem import Problem
+from cupygemm.search.gpu_target import gpu_target
+from cupygemm.search.outcome import BundleFile, result_event
+from cupygemm.search.progress import Reporter, counts, make_reporter
+from cupygemm.search.store import TrialStore, default_store
+from cupygemm.search.strategies import make_strategy
+from cupygemm.search.target import Target, replay_target
+from cupygemm.search.tune import Budget, Trial, TuneResult, tune
+from cupygemm.text import one_line, printable
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What was asked of `cupygemm tune`.
+
+    Attributes:
+        problem, strategy, seed, budget: of the search.
+        device: index of a CUDA device, "replay", or "auto" for the first Hopper GPU and replay where there is none.
+        output: the bundle to add to.
+        store: where trials go; None for the default, which is nowhere on replay.
+        tables: folder of recorded tables; None for those of the package.
+        as_json: JSON lines, not words.
+        command: the command line, for the provenance.
+    """
+
+    problem: Problem
+    strategy: str
+    seed: int
+    budget: Budget
+    device: int | str
+    output: Path | None
+    store: Path | None
+    tables: Path | None
+    as_json: bool
+    command: str
+
+
+def run_tune(request: TuneRequest) -> None:
+    """Searches, shows how it goes, and puts the best in the bundle. Ctrl-C ends the search and keeps the best so far.
+
+    Raises:
+        CupygemmError: it could not be done; what was found has been shown all the same.
+        KeyboardInterrupt: interrupted before any config had a time.
+    """
+    target = _open_target(request)
+    try:
+        _tune(request, target)
+    finally:
+        target.runner.close()
+
+
+def _open_target(request: TuneRequest) -> Target:
+    if isinstance(request.device, int):
+        return gpu_target(request.problem, request.device, request.command)
+    if request.device == "replay":
+        return replay_target(request.problem, request.tables)
+    found = driver.hopper_devices()
+    if found:
+        return gpu_target(request.problem, found[0], request.command)
+    try:
+        return replay_target(request.problem, request.tables)
+    except BundleError as error:
+        raise BundleError(f"no Hopper GPU found, and nothing to replay: {error}") from error
+
+
+def _tune(request: TuneRequest, target: Target) -> None:
+    output = None if request.output is None else BundleFile(request.output, target)
+    if output is not None and output.replaces:
+        _warn(f"{output.path}: its entries are of other kernel sources and will be replaced")
+    strategy = make_strategy(request.strategy, target.space, request.seed)
+    reporter = make_reporter(click.echo, request.as_json, _expected(request, target))
+    store = _open_store(request, target)
+    if request.device == "auto" and target.recorded is not None:
+        reporter.note(f"no Hopper GPU found: replaying times recorded on {printable(target.device.name)}")
+    with nullcontext() if store is None else closing(store):
+        log = _TrialLog(store, target, request.problem)
+
+        def on_trial(trial: Trial) -> None:
+            log.add(trial)
+            reporter.trial(trial)
+
+        with reporter.running():
+            result = tune(request.problem, target.space, strategy, target.runner, request.budget, on_trial)
+    _finish(request, target, output, reporter, result)
+
+
+def _finish(
+    request: TuneRequest, target: Target, output: BundleFile | None, reporter: Reporter, result: TuneResult
+) -> None:
+    search = SearchInfo(strategy=request.strategy, seed=request.seed, evaluations=len(result.trials))
+    saved = None
+    try:
+        if output is not None and result.best is not None:
+            saved = output.add(result.best, search)
+    finally:  # A search that cannot be saved is shown before the error that says so.
+        reporter.result(result_event(request.problem, target, result, search, saved))
+    if result.best is None:
+        if result.stopped_by == "interrupted":
+            raise KeyboardInterrupt
+        raise ConfigError(f"no config of {request.problem} ran on {target.runner.device}: {counts(result.failures)}")
+
+
+def _expected(request: TuneRequest, target: Target) -> int | None:
+    limits = [limit for limit in (request.budget.evaluations, target.space.size) if limit is not None]
+    return min(limits, default=None)
+
+
+def _open_store(request: TuneRequest, target: Target) -> TrialStore | None:
+    """Where trials go: what was asked for; else the default, which a search does not depend on and replay leaves out."""
+    if request.store is not None:
+        return TrialStore(request.store)
+    if target.recorded is not None:
+        return None  # answers from a table, which is stored already
+    try:
+        return TrialStore(default_store())
+    except BundleError as error:
+        _warn(f"{one_line(error)}; going on without")
+        return None
+
+
+class _TrialLog:
+    """Puts trials in a store for as long as it takes them: a full disk does not end a search."""
+
+    def __init__(self, store: TrialStore | None, target: Target, problem: Problem) -> None:
+        self._store, self._target, self._problem = store, target, problem
+
+    def add(self, trial: Trial) -> None:
+        if self._store is None:
+            return
+        record = Record(self._problem, trial.config, trial.measurement, self._target.provenance)
+        try:
+            self._store.append(record, self._target.runner.device)
+        except BundleError as error:
+            _warn(f"{one_line(error)}; going on without")
+            self._store = None
+
+
+def _warn(text: str) -> None:
+    click.echo(text, err=True)

@@ -1,0 +1,61 @@
+"""Operands, bundles and right results for the tests of `matmul` on a fake GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupygemm import compiler
+from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
+from cupygemm.config import KernelConfig
+from cupygemm.device import H200, DeviceSpec
+from cupygemm.problem import Problem
+from cupygemm.verify import numpy_dtype
+from tests.fake_gpu import FakeGpu
+
+SMALL = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, False, 1, 40, 1, 1)
+LARGE = KernelConfig(128, 128, 64, 4, 2, False, 2, 1, False, 8, 40, 1, 1)
+PROBLEM = Problem(24, 40, 16)
+
+
+def bundle_of(
+    *problems: Problem, config: KernelConfig = SMALL, device: DeviceSpec = H200, digest: str | None = None
+) -> Bundle:
+    """The same config for each problem, by default measured here and now."""
+    search = SearchInfo(strategy="test", evaluations=1)
+    entries = [Entry(problem=problem, config=config, measured=Measured(us=1.0), search=search) for problem in problems]
+    return new_bundle(BundleDevice.of(device, {}), digest or compiler.source_digest(), entries)
+
+
+def stored(
+    gpu: FakeGpu, shape: tuple[int, int], letter: str = "n", dtype: str = "float16", padding: int = 0, seed: int = 0
+) -> Any:
+    """Small integers, stored by rows ("n") or by columns ("t"), each followed by `padding` elements of NaN."""
+    rows, columns = shape if letter == "n" else shape[::-1]
+    view = gpu.empty((rows, columns + padding), numpy_dtype(dtype))[:, :columns]
+    view = view if letter == "n" else view.T
+    view[...] = np.random.default_rng(seed).integers(-2, 3, shape)
+    return view
+
+
+def operands(gpu: FakeGpu, problem: Problem = PROBLEM, padding: int = 0) -> tuple[Any, Any]:
+    """a and b of a problem, laid out as it says."""
+    a = stored(gpu, (problem.m, problem.k), problem.layout[0], problem.a_dtype, padding, seed=1)
+    b = stored(gpu, (problem.k, problem.n), problem.layout[1], problem.b_dtype, padding, seed=2)
+    return a, b
+
+
+def spread(array: Any, shape: tuple[int, int], strides: tuple[int, int]) -> Any:
+    """A view with these strides, in bytes."""
+    return np.lib.stride_tricks.as_strided(array, shape, strides, subok=True)
+
+
+def plain(array: Any) -> np.ndarray[Any, Any]:
+    """As float64, which holds every value of the tests."""
+    return np.asarray(array, np.float64)
+
+
+def right(a: Any, b: Any) -> np.ndarray[Any, Any]:
+    """The exact product."""
+    return plain(a) @ plain(b)

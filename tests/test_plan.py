@@ -1,0 +1,364 @@
+"""Plans and TMA descriptors without a GPU: grid sizes, what is refused, and exactly what the driver is told."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupygemm import driver, plan, tensor_map
+from cupygemm.config import KernelConfig, KernelSpec, shared_bytes
+from cupygemm.device import H200
+from cupygemm.errors import ConfigError, LaunchError, ProblemError
+from cupygemm.plan import MAX_EXTENT, LoadedKernel, Plan, misaligned_reason
+from cupygemm.problem import Problem
+from cupygemm.tensor_map import Box, Matrix, TensorMap
+from tests.fake_gpu import REGISTERS_AT_LAUNCH, FakeDevice, FakeGpu, Launched
+from tests.fake_products import LARGE, PROBLEM, SMALL, operands, plain, right, spread, stored
+
+ENCODE = tensor_map.encode
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    gpu = FakeGpu()
+    gpu.install(monkeypatch)
+    return gpu
+
+
+def loaded(gpu: FakeGpu, config: KernelConfig = SMALL, problem: Problem = PROBLEM, device: int = 0) -> LoadedKernel:
+    return LoadedKernel(gpu.compile(KernelSpec.of(problem), config), device)
+
+
+# The grid
+
+
+@pytest.mark.parametrize(
+    ("config", "m", "n", "max_sms", "grid"),
+    [
+        (SMALL, 64, 64, None, 1),
+        (SMALL, 65, 64, None, 2),
+        (SMALL, 64, 129, None, 3),
+        (SMALL, 64 * 11, 64 * 12, None, 132),
+        (SMALL, 64 * 12, 64 * 12, None, 132),
+        (SMALL, 64 * 12, 64 * 12, 100, 100),
+        (SMALL, 64 * 12, 64 * 12, 200, 132),
+        (SMALL, 64, 64, 100, 1),
+        # Clusters of 2 along M make tiles of 256 x 128, 66 of them fit.
+        (LARGE, 1, 1, None, 2),
+        (LARGE, 257, 129, None, 8),
+        (LARGE, 4096, 4096, None, 132),
+        (LARGE, 4096, 4096, 9, 8),
+        (LARGE, 4096, 4096, 1, 2),
+        # Of 4 by 2, tiles of 512 x 256, 16 of them fit: an uneven number of SMs stays idle.
+        (LARGE.swapped(cluster_m=4, cluster_n=2), 4096, 4096, None, 128),
+        (LARGE.swapped(cluster_m=4, cluster_n=2), 513, 256, None, 16),
+    ],
+)
+def test_the_grid_is_whole_clusters_and_no_more_than_there_are_tiles(
+    gpu: FakeGpu, config: KernelConfig, m: int, n: int, max_sms: int | None, grid: int
+) -> None:
+    problem = Problem(m, n, 64)
+    kernel = loaded(gpu, config.swapped(store_stages=0), problem)
+    assert Plan(problem, kernel, max_sms).grid == grid
+
+
+def test_the_driver_says_how_many_clusters_fit(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def clusters(*question: int) -> int:
+        asked.append(question)
+        return 7
+
+    def blocks(*question: int) -> int:
+        asked.append(question)
+        return 2
+
+    monkeypatch.setattr(driver, "max_active_clusters", clusters)
+    monkeypatch.setattr(driver, "max_active_blocks", blocks)
+    problem = Problem(4096, 4096, 64)
+    paired, single = loaded(gpu, LARGE), loaded(gpu, SMALL)
+    assert (paired.active_clusters, single.active_clusters) == (7, 2 * 132)
+    assert (Plan(problem, paired).grid, Plan(problem, single).grid) == (14, 264)
+    assert asked == [
+        (paired.kernel.kernel.ptr, 2, 384, shared_bytes(LARGE, KernelSpec.of(PROBLEM))),
+        (single.kernel.kernel.ptr, 256, shared_bytes(SMALL, KernelSpec.of(PROBLEM))),
+    ]
+
+
+@pytest.mark.parametrize("axis", ["m", "n", "k"])
+def test_sizes_end_where_coordinates_do(gpu: FakeGpu, axis: str) -> None:
+    kernel = loaded(gpu, SMALL.swapped(store_stages=0))
+    problem = Problem(64, 64, 64)
+    assert Plan(replace(problem, **{axis: MAX_EXTENT}), kernel).grid >= 1
+    with pytest.raises(ProblemError, match="sizes up to"):
+        Plan(replace(problem, **{axis: MAX_EXTENT + 1}), kernel)
+
+
+def test_the_last_coordinate_of_the_largest_tile_fits_32_bits() -> None:
+    largest = 8 * 256
+    assert -(-MAX_EXTENT // largest) * largest <= 2**31 - 1
+
+
+def test_tiles_are_counted_in_32_bits(gpu: FakeGpu) -> None:
+    kernel = loaded(gpu, SMALL.swapped(store_stages=0))
+    assert Plan(Problem(64 * 2**15, 64 * (2**16 - 1), 64), kernel).grid == 132
+    with pytest.raises(ProblemError, match=f"{2**31} tiles are more than"):
+        Plan(Problem(64 * 2**15, 64 * 2**16, 64), kernel)
+
+
+def test_batches_are_refused_until_they_are_built(gpu: FakeGpu) -> None:
+    with pytest.raises(ProblemError, match="batch 1"):
+        Plan(replace(PROBLEM, batch=2), loaded(gpu))
+
+
+# What is loaded
+
+
+def test_a_kernel_is_loaded_with_its_shared_memory_on_its_device(gpu: FakeGpu) -> None:
+    kernel = loaded(gpu, LARGE, device=1)
+    assert kernel.kernel.device == kernel.device == 1
+    assert gpu.current == [0]
+    assert kernel.kernel.max_dynamic_shared_size_bytes == kernel.shared_bytes > 48 * 1024
+
+
+@pytest.mark.parametrize("advisories", [("C7510",), ("C7508", "C7510")])
+def test_a_kernel_that_ptxas_changed_is_refused(gpu: FakeGpu, advisories: tuple[str, ...]) -> None:
+    compiled = replace(gpu.compile(KernelSpec.of(PROBLEM), SMALL), advisories=advisories)
+    with pytest.raises(ConfigError, match=advisories[0]):
+        LoadedKernel(compiled)
+
+
+@pytest.mark.parametrize(
+    ("consumers", "producer", "least"),
+    # (1 producer + consumers) warpgroups share 40 + 248, 24 + 248, 40 + 2 · 232, 56 + 2 · 224 and 32 + 3 · 160.
+    [(1, 40, 144), (1, 24, 136), (2, 40, 168), (2, 56, 168), (3, 32, 128)],
+)
+def test_too_few_registers_at_launch_are_refused(gpu: FakeGpu, consumers: int, producer: int, least: int) -> None:
+    config = SMALL.swapped(consumers=consumers, block_m=64 * consumers, producer_registers=producer)
+    compiled = gpu.compile(KernelSpec.of(PROBLEM), config)
+    assert compiled.registers == REGISTERS_AT_LAUNCH[consumers] >= least
+    for enough in (compiled.registers, least):
+        LoadedKernel(replace(compiled, registers=enough))
+    with pytest.raises(ConfigError, match=f"{least - 8} registers at launch"):
+        LoadedKernel(replace(compiled, registers=least - 8))
+
+
+def test_a_config_that_is_illegal_on_the_device_is_refused(gpu: FakeGpu) -> None:
+    compiled = gpu.compile(KernelSpec.of(PROBLEM), LARGE)
+    gpu.specs[0] = replace(H200, name="half an H200", shared_bytes=100 * 1024)
+    with pytest.raises(ConfigError, match=r"cannot run on half an H200: .*shared memory"):
+        LoadedKernel(compiled)
+    assert LoadedKernel(compiled, 1).device == 1
+    with pytest.raises(ConfigError, match="stages"):
+        LoadedKernel(gpu.compile(KernelSpec.of(PROBLEM), SMALL.swapped(stages=1)))
+
+
+def test_what_the_driver_refuses_is_a_launch_error(gpu: FakeGpu) -> None:
+    gpu.unloadable.add(SMALL)
+    with pytest.raises(LaunchError, match=r"kernel0\.cubin: CUDA_ERROR_INVALID_IMAGE"):
+        loaded(gpu, SMALL)
+    gpu.active_clusters = 0
+    with pytest.raises(LaunchError, match="not one cluster of 2 CTAs"):
+        loaded(gpu, LARGE)
+
+
+# What is launched
+
+
+def test_arguments_lie_as_in_the_kernel() -> None:
+    assert ctypes.sizeof(plan._Arguments) == 32
+    names = ("out", "out_row_stride", "m", "n", "k")
+    assert [getattr(plan._Arguments, name).offset for name in names] == [0, 8, 16, 20, 24]
+    assert [getattr(plan._Arguments, name).size for name in names] == [8, 8, 4, 4, 4]
+
+
+@pytest.mark.parametrize("config", [SMALL, LARGE, SMALL.swapped(store_stages=0)])
+def test_a_launch_has_the_plans_grid(gpu: FakeGpu, config: KernelConfig) -> None:
+    problem = Problem(600, 200, 72)
+    kernel = loaded(gpu, config, problem, device=1)
+    ready = Plan(problem, kernel, max_sms=10)
+    with FakeDevice(gpu, 1):
+        a, b = operands(gpu, problem)
+        out = gpu.empty((600, 200), np.float16)
+        ready(a, b, out)
+    assert gpu.launches == [Launched(10, config.threads, kernel.shared_bytes, 1)]
+    np.testing.assert_array_equal(plain(out), right(a, b))
+
+
+MATRICES = {
+    # rows and columns as stored, and bytes from row to row with 8 elements of padding
+    "nn": ((24, 16, 48), (16, 40, 96)),
+    "nt": ((24, 16, 48), (40, 16, 48)),
+    "tn": ((16, 24, 64), (16, 40, 96)),
+    "tt": ((16, 24, 64), (40, 16, 48)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layout", MATRICES)
+def test_operands_are_described_as_they_are_stored(gpu: FakeGpu, layout: str, dtype: str) -> None:
+    problem = replace(PROBLEM, layout=layout, a_dtype=dtype, b_dtype=dtype, out_dtype="float32")
+    # With 4 x 2 clusters, A's slices are halves and B's quarters.
+    config = SMALL.swapped(block_n=128, cluster_m=4, cluster_n=2)
+    a, b = operands(gpu, problem, padding=8)
+    out = gpu.empty((24, 64), np.float32)[:, 8:48]
+    Plan(problem, loaded(gpu, config, problem))(a, b, out)
+    (map_a, box_a), (map_b, box_b), (map_out, box_out) = gpu.maps.values()
+    assert map_a == Matrix(a.data.ptr, *MATRICES[layout][0], dtype)
+    assert map_b == Matrix(b.data.ptr, *MATRICES[layout][1], dtype)
+    assert map_out == Matrix(out.data.ptr, 24, 40, 256, "float32")
+    # A k-major tile is cut into rows; of an mn-major one, 64 rows of A are a single slab, and 128 of B are two.
+    assert box_a == Box(32, 64)
+    assert box_b == (Box(32, 64) if layout[1] == "t" else Box(16, 64))
+    assert box_out == Box(64, 32)
+    np.testing.assert_array_equal(plain(out), right(a, b))
+
+
+def test_whole_slabs_are_shared_where_they_divide_evenly(gpu: FakeGpu) -> None:
+    config = LARGE.swapped(cluster_m=2, cluster_n=2)
+    boxes = [
+        (tensor_map.a_box(config, spec), tensor_map.b_box(config, spec))
+        for spec in (KernelSpec.of(replace(PROBLEM, layout=layout)) for layout in ("tn", "nt"))
+    ]
+    assert boxes == [(Box(64, 64), Box(64, 64)), (Box(64, 64), Box(64, 64))]
+    alone = config.swapped(cluster_m=1, cluster_n=1)
+    spec = KernelSpec.of(replace(PROBLEM, layout="nt"))
+    assert (tensor_map.a_box(alone, spec), tensor_map.b_box(alone, spec)) == (Box(128, 64), Box(128, 64))
+
+
+def test_stores_from_registers_need_no_descriptor(gpu: FakeGpu) -> None:
+    problem = replace(PROBLEM, n=39, layout="nt")
+    out = gpu.empty((24, 43), np.float16)[:, 1:40]
+    a, b = operands(gpu, problem)
+    Plan(problem, loaded(gpu, SMALL.swapped(store_stages=0), problem))(a, b, out)
+    assert len(gpu.maps) == 2
+    np.testing.assert_array_equal(plain(out), right(a, b))
+
+
+Change = Callable[[FakeGpu, Any, Any, Any], tuple[Any, Any, Any]]
+REFUSED: dict[str, tuple[int, Change, str]] = {
+    "a's shape": (1, lambda gpu, a, b, out: (a[:8], b, out), r"a is float16\[8, 16\]: .* float16\[24, 16\]"),
+    "b transposed": (1, lambda gpu, a, b, out: (a, b.T, out), r"b is float16\[40, 16\]"),
+    "out's shape": (1, lambda gpu, a, b, out: (a, b, out[:, :32]), r"out is float16\[24, 32\]"),
+    "a's dtype": (1, lambda gpu, a, b, out: (a.astype("f4"), b, out), r"a is float32\[24, 16\]"),
+    "out's dtype": (0, lambda gpu, a, b, out: (a, b, out.astype("f4")), r"out is float32\[24, 40\]"),
+    "a's layout": (1, lambda gpu, a, b, out: (stored(gpu, a.shape, "t"), b, out), "a: axis 1 has a stride of 48 bytes"),
+    "b's start": (1, lambda gpu, a, b, out: (a, stored(gpu, (16, 48))[:, 1:41], out), "b: the data start at"),
+    "out's start": (1, lambda gpu, a, b, out: (a, b, stored(gpu, (24, 48))[:, 1:41]), "out: the data start at"),
+    "out by columns": (1, lambda gpu, a, b, out: (a, b, stored(gpu, out.shape, "t")), "out: axis 1 has a stride of 48"),
+    "apart": (0, lambda gpu, a, b, out: (a, b, stored(gpu, (24, 80))[:, ::2]), "out: .* contiguous, .* 4 bytes apart"),
+    "overlapping": (0, lambda gpu, a, b, out: (a, b, spread(out, (24, 40), (78, 2))), "rows 78 bytes apart overlap"),
+    "upside down": (0, lambda gpu, a, b, out: (a, b, out[::-1]), "rows -80 bytes apart overlap"),
+    "between elements": (0, lambda gpu, a, b, out: (a, b, spread(out, (24, 40), (81, 2))), "rows 81 bytes apart"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_arrays_that_a_plan_was_not_made_for_are_refused(gpu: FakeGpu, case: str) -> None:
+    store_stages, change, words = REFUSED[case]
+    ready = Plan(PROBLEM, loaded(gpu, SMALL.swapped(store_stages=store_stages)))
+    arrays = change(gpu, *operands(gpu), gpu.empty((24, 40), np.float16))
+    with pytest.raises(ProblemError, match=words):
+        ready(*arrays)
+    assert gpu.launches == []
+
+
+# Alignment
+
+
+def described(shape: tuple[int, int], strides: tuple[int, int], pointer: int = 4096, dtype: str = "f2") -> Any:
+    return SimpleNamespace(shape=shape, strides=strides, dtype=np.dtype(dtype), data=SimpleNamespace(ptr=pointer))
+
+
+@pytest.mark.parametrize(
+    ("array", "transposed", "words"),
+    [
+        (described((3, 8), (16, 2)), False, None),
+        (described((3, 8), (32, 2), 4096 + 16), False, None),
+        (described((8, 3), (2, 16)), True, None),
+        (described((3, 4), (16, 4), dtype="f4"), False, None),
+        (described((1, 8), (2, 2)), False, None),
+        (described((1, 8), (-16, 2)), False, None),
+        (described((3, 1), (16, 998)), False, None),
+        (described((1, 3), (998, 16)), True, None),
+        (described((3, 8), (2**40 - 16, 2)), False, None),
+        (described((3, 8), (16, 4)), False, "axis 1 has a stride of 4 bytes"),
+        (described((3, 8), (16, 0)), False, "axis 1 has a stride of 0 bytes"),
+        (described((3, 8), (16, -2)), False, "axis 1 has a stride of -2 bytes"),
+        (described((3, 8), (16, 2)), True, "axis 0 has a stride of 16 bytes"),
+        (described((3, 8), (24, 2)), False, "rows are 24 bytes apart"),
+        (described((3, 8), (0, 2)), False, "rows are 0 bytes apart"),
+        (described((3, 8), (-16, 2)), False, "rows are -16 bytes apart"),
+        (described((3, 8), (2**40, 2)), False, f"rows are {2**40} bytes apart"),
+        (described((8, 3), (2, 24)), True, "rows are 24 bytes apart"),
+        (described((3, 8), (16, 2), 4096 + 8), False, "address that is no multiple of 16"),
+        (described((1, 1), (2, 2), 4096 + 2), True, "address that is no multiple of 16"),
+    ],
+)
+def test_what_tma_can_copy(array: Any, transposed: bool, words: str | None) -> None:
+    reason = misaligned_reason(array, transposed)
+    assert reason is None if words is None else words in (reason or "")
+
+
+# Descriptors
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+    """The calls of cuTensorMapEncodeTiled, with its arrays as tuples; it refuses boxes of 7 rows."""
+    calls: list[tuple[Any, ...]] = []
+
+    def encode_tiled(*arguments: Any) -> int:
+        calls.append(tuple(tuple(each) if isinstance(each, ctypes.Array) else each for each in arguments))
+        return int(calls[-1][6][1] == 7)
+
+    monkeypatch.setattr(tensor_map, "_encode_tiled", lambda: encode_tiled)
+    ENCODE.cache_clear()
+    yield calls
+    ENCODE.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "data_type", "swizzle"),
+    [("float16", 64, 6, 3), ("bfloat16", 32, 9, 2), ("float32", 8, 7, 1), ("float16", 8, 6, 0)],
+)
+def test_the_driver_is_told_the_contiguous_axis_first(
+    encoded: list[tuple[Any, ...]], dtype: str, columns: int, data_type: int, swizzle: int
+) -> None:
+    found = ENCODE(Matrix(4096, 24, 40, 96, dtype), Box(16, columns))
+    assert encoded == [
+        (found.address, data_type, 2, 4096, (40, 24), (96,), (columns, 16), (1, 1), 0, swizzle, 3, 0),
+    ]
+    assert found.address % 128 == 0
+
+
+@pytest.mark.parametrize("row_stride", [-14, 0, 2, 2**41])
+def test_a_single_row_is_given_a_legal_stride(encoded: list[tuple[Any, ...]], row_stride: int) -> None:
+    ENCODE(Matrix(4096, 1, 40, row_stride, "float16"), Box(64, 64))
+    ENCODE(Matrix(4096, 1, 41, row_stride, "float16"), Box(64, 64))
+    assert [call[5] for call in encoded] == [(80,), (96,)]
+
+
+def test_descriptors_are_kept_and_refusals_are_not(encoded: list[tuple[Any, ...]]) -> None:
+    matrix = Matrix(4096, 24, 40, 96, "float16")
+    assert ENCODE(matrix, Box(64, 64)) is ENCODE(replace(matrix), Box(64, 64))
+    assert ENCODE(replace(matrix, pointer=8192), Box(64, 64)) is not ENCODE(matrix, Box(64, 64))
+    assert len(encoded) == 2
+    for _ in range(2):
+        with pytest.raises(LaunchError, match=r"refused Matrix\(.*\) in Box\(rows=7, .*\) with error 1"):
+            ENCODE(matrix, Box(7, 64))
+    assert len(encoded) == 4
+
+
+def test_descriptors_are_aligned_and_lie_inside_their_buffer() -> None:
+    for _ in range(20):
+        one = TensorMap()
+        start, size = ctypes.addressof(one._buffer), ctypes.sizeof(one._buffer)
+        assert one.address % 128 == 0
+        assert start <= one.address <= start + size - 128

@@ -12,7 +12,8 @@ def run() -> None:
 
         main(prog_name="cupygemm")
     except KeyboardInterrupt:
-        sys.exit("interrupted")
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)  # 128 and the number of SIGINT, as shells have it
 
 
 if __name__ == "__main__":

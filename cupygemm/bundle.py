@@ -112,7 +112,7 @@ class BundleDevice(_Open):
         return cls(name=device.name, compute_capability=capability, sm_count=device.sm_count, **versions)
 
     def difference(self, other: DeviceSpec | BundleDevice) -> str | None:
-        """The first of name, compute capability and SM count that differs, in words; None where configs hold on both."""
+        """The first of name, compute capability and SM count that differs, or None where configs hold on both."""
         pairs = (
             ("name", self.name, other.name),
             ("compute capability", _dotted(self.compute_capability), _dotted(other.compute_capability)),
@@ -325,7 +325,7 @@ def _read_yaml(path: Path) -> Any:
 
 
 def _refuse_bombs(path: Path, data: bytes) -> None:
-    """Walks the events, which builds nothing: aliases multiply a file, nesting exhausts the C stack, tags name types."""
+    """Walks the events, which builds nothing: aliases multiply a file, nesting ends the C stack, tags name types."""
     depth = 0
     for event in yaml.parse(data, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):

@@ -25,7 +25,7 @@ def findings(bundle: Bundle) -> list[str]:
 
 
 def _spec_of(device: BundleDevice) -> DeviceSpec:
-    """The device as far as the bundle tells; the rest is an H200's, and the same on every Hopper GPU where it counts."""
+    """The device as far as the bundle tells, else an H200: Hopper GPUs have the same shared memory."""
     major, minor = device.compute_capability
     return replace(H200, name=device.name, compute_capability=(major, minor), sm_count=device.sm_count)
 

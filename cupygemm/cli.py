@@ -123,10 +123,10 @@ def tune_command(
     **options: Any,
 ) -> None:
     """Search for the fastest kernel config of a problem. Ctrl-C ends the search and keeps the best so far."""
+    problem = _parse(shape, dtype, out_dtype, layout)
     from cupygemm.search.tune import Budget
     from cupygemm.search.tune_command import TuneRequest, run_tune
 
-    problem = _parse(shape, dtype, out_dtype, layout)
     unlimited = seconds is not None or options["strategy"] == "exhaustive"
     limits = Budget(budget or (None if unlimited else 100), seconds, stop_at_speedup)
     run_tune(TuneRequest(problem=problem, budget=limits, command=_command_line(), **options))
@@ -146,11 +146,11 @@ def record_command(
     shapes: tuple[str, ...], dtype: str, out_dtype: str | None, layout: str, device: int | str, **options: Any
 ) -> None:
     """Measure every config of a sub-space, for replaying later. Writes one table a problem, or none."""
-    from cupygemm.search.record_command import RecordRequest, run_record
-
     if isinstance(device, str):
         raise click.BadParameter("recording needs a GPU: cuda or cuda:N", param_hint="--device")
     problems = list(dict.fromkeys(_parse(shape, dtype, out_dtype, layout) for shape in shapes))
+    from cupygemm.search.record_command import RecordRequest, run_record
+
     run_record(RecordRequest(problems=problems, device=device, command=_command_line(), **options))
 
 

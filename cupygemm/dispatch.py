@@ -14,9 +14,9 @@ from typing import Any
 
 from cupygemm import compiler, driver, settings
 from cupygemm.bundle import Bundle
-from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.errors import CaptureError, CompileError, ConfigError, LaunchError
-from cupygemm.plan import LoadedKernel, Plan, misaligned_reason
+from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec, illegal_reason
+from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
+from cupygemm.plan import LoadedKernel, Plan, misaligned_reason, unstorable_reason
 from cupygemm.problem import Problem
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Dispatcher:
         self._lock = threading.RLock()
         self._sources: list[_Source] | None = None
         self._chosen: dict[tuple[Problem, int], tuple[Choice, Plan | None]] = {}
-        self._loaded: dict[tuple[KernelSpec, KernelConfig, int], LoadedKernel] = {}
+        self._loaded: dict[tuple[KernelSpec, KernelConfig, int], LoadedKernel | CupygemmError] = {}
 
     def push(self, bundle: Bundle, name: str) -> object:
         """Puts a bundle before those in force; gives a token for `remove`."""
@@ -119,7 +119,7 @@ class Dispatcher:
             if reason is None:
                 try:
                     plan = Plan(problem, self._load(problem, entry.config, device))
-                except (CompileError, ConfigError, LaunchError) as error:
+                except (CompileError, ConfigError, LaunchError, ProblemError) as error:
                     reason = str(error)
                 else:
                     why = f"{source.name} has a config for it"
@@ -137,14 +137,28 @@ class Dispatcher:
                     f"{problem}: its kernel is not loaded, and a CUDA graph is being captured: call matmul once with "
                     "operands of this shape before the capture"
                 )
-            self._loaded[key] = LoadedKernel(compiler.compile_kernel(spec, config), device)
-        return self._loaded[key]
+            self._loaded[key] = _try_loading(spec, config, device)
+        kernel = self._loaded[key]
+        if isinstance(kernel, CupygemmError):
+            raise kernel
+        return kernel
 
     def _in_force(self) -> list[_Source]:
         if self._sources is None:
             path = settings.bundle_path()
             self._sources = [] if path is None else [_Source(str(path), Bundle.load(Path(path)))]
         return self._sources
+
+
+def _try_loading(spec: KernelSpec, config: KernelConfig, device: int) -> LoadedKernel | CupygemmError:
+    """The kernel, or what stands in its way: remembered too, so that a broken config is tried once."""
+    reason = illegal_reason(config, spec, driver.device_spec(device))
+    if reason is not None:
+        return ConfigError(reason)
+    try:
+        return LoadedKernel(compiler.compile_kernel(spec, config), device)
+    except (CompileError, ConfigError, LaunchError) as error:
+        return error
 
 
 def is_capturing() -> bool:
@@ -174,7 +188,7 @@ def problem_of(a: Any, b: Any, out: Any) -> Problem | str:
     layout = _layout_letter(a) + _layout_letter(b)
     if "?" in layout:
         name, array = ("a", a) if layout[0] == "?" else ("b", b)
-        return f"TMA cannot copy {name}: {misaligned_reason(array, False)}"
+        return f"TMA cannot copy {name}: {misaligned_reason(array, array.strides[0] == array.dtype.itemsize)}"
     reason = None if out is None else _unfit_reason(out, a, (m, n))
     return reason or Problem(m, n, k, a_dtype=dtype, b_dtype=dtype, out_dtype=dtype, layout=layout)
 
@@ -191,11 +205,7 @@ def _unfit_reason(out: Any, a: Any, shape: tuple[int, int]) -> str | None:
         return f"out is not a {a.dtype.name} array of shape {shape}"
     if out.device != a.device:
         return f"out is on device {out.device.id}, the operands on {a.device.id}"
-    itemsize = out.dtype.itemsize
-    if shape[1] > 1 and out.strides[1] != itemsize:
-        return "the rows of out are not contiguous"
-    if shape[1] * itemsize % 16 == 0 and misaligned_reason(out, False) is not None:
-        return f"TMA cannot store out: {misaligned_reason(out, False)}"
-    if shape[0] > 1 and out.strides[0] < shape[1] * itemsize:
-        return "rows of out overlap or run backwards"
-    return None
+    reason = unstorable_reason(out)
+    if reason is None and shape[1] * out.dtype.itemsize % TMA_ALIGNMENT == 0:
+        reason = misaligned_reason(out, False)
+    return None if reason is None else f"out cannot be stored to: {reason}"

@@ -159,14 +159,10 @@ def _check_array(name: str, array: Any, shape: tuple[int, int], dtype: str) -> N
 
 
 def _check_rows(name: str, array: Any, shape: tuple[int, int], dtype: str) -> None:
-    """What storing from registers needs: contiguous rows that do not overlap."""
     _check_array(name, array, shape, dtype)
-    itemsize = array.dtype.itemsize
-    row, column = array.strides
-    if shape[1] > 1 and column != itemsize:
-        raise ProblemError(f"{name}: its rows must be contiguous, elements of a row are {column} bytes apart")
-    if row % itemsize or (shape[0] > 1 and row < shape[1] * itemsize):
-        raise ProblemError(f"{name}: rows {row} bytes apart overlap or are not aligned to elements")
+    reason = unstorable_reason(array)
+    if reason is not None:
+        raise ProblemError(f"{name}: {reason}")
 
 
 def _matrix(name: str, array: Any, shape: tuple[int, int], dtype: str, transposed: bool) -> Matrix:
@@ -177,6 +173,16 @@ def _matrix(name: str, array: Any, shape: tuple[int, int], dtype: str, transpose
         raise ProblemError(f"{name}: {reason}")
     rows, columns = shape[::-1] if transposed else shape
     return Matrix(array.data.ptr, rows, columns, array.strides[1 if transposed else 0], dtype)
+
+
+def unstorable_reason(array: Any) -> str | None:
+    """Why a kernel cannot store the rows of this array from registers, or None when it can."""
+    (rows, columns), (row, column), itemsize = array.shape, array.strides, array.dtype.itemsize
+    if columns > 1 and column != itemsize:
+        return f"its rows are not contiguous, elements of a row are {column} bytes apart"
+    if rows > 1 and (row < columns * itemsize or row % itemsize):
+        return f"its rows are {row} bytes apart: they overlap, run backwards or start between elements"
+    return None
 
 
 def misaligned_reason(array: Any, transposed: bool) -> str | None:

@@ -16,7 +16,6 @@ from cupygemm.problem import Problem
 from cupygemm.search.target import Target
 from cupygemm.search.tune import TuneResult
 
-
 LOCK_S = 60.0
 """How long to wait for another process that writes the same bundle: each takes milliseconds."""
 

@@ -120,7 +120,7 @@ def _expected(request: TuneRequest, target: Target) -> int | None:
 
 
 def _open_store(request: TuneRequest, target: Target) -> TrialStore | None:
-    """Where trials go: what was asked for; else the default, which a search does not depend on and replay leaves out."""
+    """Where trials go: as asked for; else the default, which a search can do without and replay leaves out."""
     if request.store is not None:
         return TrialStore(request.store)
     if target.recorded is not None:

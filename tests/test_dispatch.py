@@ -123,13 +123,13 @@ def test_a_bundle_that_cannot_be_read_is_an_error(
 @pytest.mark.parametrize(
     ("made_for", "words"),
     [
-        ({"device": replace(H200, name="NVIDIA H100 PCIe", sm_count=114)}, "NVIDIA H100 PCIe with 114 SMs, this is"),
-        ({"device": replace(H200, sm_count=60)}, "measured on NVIDIA H200 with 60 SMs, this is NVIDIA H200 with 132"),
-        ({"digest": "0123456789abcdef"}, "sources have changed since (0123456789ab, now "),
+        ({"device": replace(H200, name="NVIDIA H100 PCIe", sm_count=114)}, ("NVIDIA H100 PCIe", "NVIDIA H200")),
+        ({"device": replace(H200, sm_count=60)}, ("60", "132")),
+        ({"digest": "0123456789abcdef"}, ("sources have changed", "0123456789ab")),
     ],
 )
 def test_an_entry_from_elsewhere_is_passed_over_with_one_warning(
-    gpu: FakeGpu, caplog: pytest.LogCaptureFixture, made_for: dict[str, Any], words: str
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture, made_for: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     a, b = operands(gpu)
     cupygemm.use(bundle_of(PROBLEM, config=LARGE, **made_for))
@@ -137,11 +137,11 @@ def test_an_entry_from_elsewhere_is_passed_over_with_one_warning(
         choice = cupygemm.explain(a, b)
         np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
     assert (choice.kernel, len(gpu.fallbacks), gpu.compiled) == ("cublas", 3, [])
-    assert words in choice.reason
+    assert all(word in choice.reason for word in words)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.name.startswith("cupygemm")
-    assert words in record.getMessage()
+    assert all(word in record.getMessage() for word in words)
     assert str(PROBLEM) in record.getMessage()
     # Other problems of that bundle are none of this product's concern.
     assert cupygemm.explain(b.T, a.T).reason == "no bundle in force has a config for it"
@@ -189,7 +189,7 @@ def not_loaded(gpu: FakeGpu) -> None:
     ("break_it", "words"),
     [
         (refused, "NVRTC refused the kernel: no"),
-        (too_large, "this config cannot run on NVIDIA H200: "),
+        (too_large, "bytes of shared memory"),
         (no_room, "not one cluster of 2 CTAs fits"),
         (not_loaded, "the driver refused kernel0.cubin: CUDA_ERROR_INVALID_IMAGE"),
     ],
@@ -344,11 +344,6 @@ def test_a_loaded_kernel_stays_usable_when_bundles_come_and_go(gpu: FakeGpu) -> 
     assert (len(gpu.compiled), gpu.fallbacks) == (1, [])
 
 
-@pytest.mark.xfail(
-    reason="a broken entry is tried again under capture, though it is known to be broken",
-    raises=CaptureError,
-    strict=True,
-)
 def test_a_broken_entry_is_not_tried_again_under_capture(gpu: FakeGpu) -> None:
     gpu.refused[LARGE] = CompileError("NVRTC refused the kernel: no", "log")
     cupygemm.use(bundle_of(PROBLEM))

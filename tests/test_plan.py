@@ -136,8 +136,8 @@ def test_a_kernel_that_ptxas_changed_is_refused(gpu: FakeGpu, advisories: tuple[
 
 @pytest.mark.parametrize(
     ("consumers", "producer", "least"),
-    # (1 producer + consumers) warpgroups share 40 + 248, 24 + 248, 40 + 2 · 232, 56 + 2 · 224 and 32 + 3 · 160.
-    [(1, 40, 144), (1, 24, 136), (2, 40, 168), (2, 56, 168), (3, 32, 128)],
+    # The warpgroups share 40 + 248, 32 + 248 (140 each, in eights), 40 + 2 · 232, 56 + 2 · 224 and 40 + 3 · 152.
+    [(1, 40, 144), (1, 32, 144), (2, 40, 168), (2, 56, 168), (3, 40, 128)],
 )
 def test_too_few_registers_at_launch_are_refused(gpu: FakeGpu, consumers: int, producer: int, least: int) -> None:
     config = SMALL.swapped(consumers=consumers, block_m=64 * consumers, producer_registers=producer)
@@ -253,9 +253,13 @@ REFUSED: dict[str, tuple[int, Change, str]] = {
     "out's start": (1, lambda gpu, a, b, out: (a, b, stored(gpu, (24, 48))[:, 1:41]), "out: the data start at"),
     "out by columns": (1, lambda gpu, a, b, out: (a, b, stored(gpu, out.shape, "t")), "out: axis 1 has a stride of 48"),
     "apart": (0, lambda gpu, a, b, out: (a, b, stored(gpu, (24, 80))[:, ::2]), "out: .* contiguous, .* 4 bytes apart"),
-    "overlapping": (0, lambda gpu, a, b, out: (a, b, spread(out, (24, 40), (78, 2))), "rows 78 bytes apart overlap"),
-    "upside down": (0, lambda gpu, a, b, out: (a, b, out[::-1]), "rows -80 bytes apart overlap"),
-    "between elements": (0, lambda gpu, a, b, out: (a, b, spread(out, (24, 40), (81, 2))), "rows 81 bytes apart"),
+    "overlapping": (
+        0,
+        lambda gpu, a, b, out: (a, b, spread(out, (24, 40), (78, 2))),
+        "rows are 78 bytes apart: they overlap",
+    ),
+    "upside down": (0, lambda gpu, a, b, out: (a, b, out[::-1]), "rows are -80 bytes apart: they overlap"),
+    "between elements": (0, lambda gpu, a, b, out: (a, b, spread(out, (24, 40), (81, 2))), "rows are 81 bytes apart"),
 }
 
 

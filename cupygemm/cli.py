@@ -111,6 +111,7 @@ def main() -> None:
 @click.option("-o", "--output", type=_PATH, help="Bundle to add the result to, unless it holds a better one.")
 @click.option("--store", type=_PATH, help=f"{_STORE_HELP}, and none on replay.")
 @click.option("--tables", type=_FOLDER, help="Folder of recorded tables. Default: those of the package.")
+@click.option("--cold", is_flag=True, help="Begin at random, not with the best configs of other recorded problems.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def tune_command(
     shape: str,

@@ -16,6 +16,7 @@ from cupygemm.problem import Problem
 from cupygemm.search.gpu_target import gpu_target
 from cupygemm.search.outcome import BundleFile, result_event
 from cupygemm.search.progress import Reporter, counts, make_reporter
+from cupygemm.search.seeds import recorded_seeds
 from cupygemm.search.store import TrialStore, default_store
 from cupygemm.search.strategies import make_strategy
 from cupygemm.search.target import Target, replay_target
@@ -33,6 +34,7 @@ class TuneRequest:
         output: the bundle to add to.
         store: where trials go; None for the default, which is nowhere on replay.
         tables: folder of recorded tables; None for those of the package.
+        cold: begin with nothing known, not with the best configs of other recorded problems.
         as_json: JSON lines, not words.
         command: the command line, for the provenance.
     """
@@ -45,6 +47,7 @@ class TuneRequest:
     output: Path | None
     store: Path | None
     tables: Path | None
+    cold: bool
     as_json: bool
     command: str
 
@@ -81,7 +84,8 @@ def _tune(request: TuneRequest, target: Target) -> None:
     output = None if request.output is None else BundleFile(request.output, target)
     if output is not None and output.replaces:
         _warn(f"{output.path}: its entries are of other kernel sources and will be replaced")
-    strategy = make_strategy(request.strategy, target.space, request.seed)
+    start = () if request.cold else recorded_seeds(request.problem, request.tables)
+    strategy = make_strategy(request.strategy, target.space, request.seed, start)
     reporter = make_reporter(click.echo, request.as_json, _expected(request, target))
     store = _open_store(request, target)
     if request.device == "auto" and target.recorded is not None:

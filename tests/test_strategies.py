@@ -144,6 +144,14 @@ def test_cma_starts_at_the_best_of_its_design(toy_table):
     assert list(strategy._optimizer._mean) == [indices[i] for i in strategy._ordered]
 
 
+def test_half_the_design_may_be_given(toy_table):
+    legal = sorted(toy_table.rows)[:8]
+    foreign = legal[0].swapped(block_n=8)
+    configs = CmaEs(toy_table.space, seed=0, start=[foreign, *legal]).ask()
+    assert configs[: len(configs) // 2] == legal[: len(configs) // 2]
+    assert foreign not in configs
+
+
 def test_cma_starts_again_when_it_finds_nothing_new(toy_table):
     config = next(iter(toy_table.rows))
     strategy = started(toy_table)

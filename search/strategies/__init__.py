@@ -32,13 +32,18 @@ STRATEGIES = {
 """Name → module and class. Modules are named, not imported: each may need a package that the others do not."""
 
 
-def make_strategy(name: str, space: SearchSpace, seed: int) -> Strategy:
+SEEDED = {"cma"}
+"""Strategies that can start from configs known to be good elsewhere."""
+
+
+def make_strategy(name: str, space: SearchSpace, seed: int, start: Sequence[KernelConfig] = ()) -> Strategy:
     """The strategy of this name, ready to be asked.
 
     Args:
         name: a key of `STRATEGIES`.
         space: where it searches.
         seed: the same seed gives the same proposals for the same measurements.
+        start: configs known to be good elsewhere, the most promising first; for those in `SEEDED`.
 
     Raises:
         ConfigError: an unknown name, or a package that the strategy needs is missing.
@@ -50,5 +55,5 @@ def make_strategy(name: str, space: SearchSpace, seed: int) -> Strategy:
         factory = getattr(import_module(module), kind)
     except ModuleNotFoundError as error:
         raise ConfigError(f"strategy {name}: {not_installed(str(error.name), 'search')}") from error
-    strategy: Strategy = factory(space, seed)
+    strategy: Strategy = factory(space, seed, start) if name in SEEDED else factory(space, seed)
     return strategy

@@ -24,7 +24,7 @@ from cupygemm.measurement import Measurement
 from cupygemm.search.space import SearchSpace
 
 DESIGN = 10
-"""Random configs measured first."""
+"""Configs measured first: random ones, and those that it was given to start from."""
 REDRAWS = 200
 """Illegal draws in a row after which a legal config is taken at random instead."""
 BARREN_GENERATIONS = 5
@@ -34,8 +34,16 @@ BARREN_GENERATIONS = 5
 class CmaEs:
     """Samples a generation, learns from its ranking, and starts again elsewhere when it stops finding anything new."""
 
-    def __init__(self, space: SearchSpace, seed: int) -> None:
+    def __init__(self, space: SearchSpace, seed: int, start: Sequence[KernelConfig] = ()) -> None:
+        """Prepares the design.
+
+        Args:
+            space: where it searches.
+            seed: of its randomness.
+            start: configs that half of the design at most is taken from; those that are not legal here are left out.
+        """
         self._space = space
+        self._first = [config for config in start if space.is_legal(config)][: DESIGN // 2]
         self._rng = np.random.default_rng(seed)
         varying = [i for i, knob in enumerate(space.knobs) if knob.varies]
         self._ordered = [i for i in varying if space.knobs[i].ordered and len(space.knobs[i].values) > 2]
@@ -44,19 +52,21 @@ class CmaEs:
         self._barren = 0
         self._asked: list[tuple[KernelConfig, CatCMAwM.Solution]] = []
         self._optimizer: CatCMAwM | None = None
-        self._restarted_at: KernelConfig | None = None
+        self._restarts = 0
+        self._asked_first: KernelConfig | None = None
 
     def ask(self) -> list[KernelConfig]:
-        """The random design, then one generation at a time; repeats are likely once it converges."""
+        """The design, then one generation at a time; repeats are likely once it converges."""
         if self._optimizer is None:
-            return [self._space.sample(self._rng) for _ in range(DESIGN)]
+            chance = [self._space.sample(self._rng) for _ in range(DESIGN - len(self._first))]
+            return [*self._first, *chance]
         self._asked = [self._propose(self._optimizer) for _ in range(self._optimizer.population_size)]
-        if self._restarted_at is not None:
-            self._asked[0] = self._restarted_at, self._encode(self._restarted_at)
-            self._restarted_at = None
+        if self._asked_first is not None:
+            self._asked[0] = self._asked_first, self._encode(self._asked_first)
+            self._asked_first = None
         configs = [config for config, _ in self._asked]
         fresh = set(configs) - self._seen
-        self._barren = 0 if fresh else self._barren + 1
+        self._barren, self._restarts = (0, 0) if fresh else (self._barren + 1, self._restarts)
         self._seen |= fresh
         return configs
 
@@ -73,20 +83,19 @@ class CmaEs:
             solutions = [solution for _, solution in self._asked]
             self._optimizer.tell(list(zip(solutions, losses, strict=True)))
         if self._barren >= BARREN_GENERATIONS or (self._ordered and self._optimizer.should_stop()):
-            self._barren = 0
-            self._restarted_at = self._unseen()
-            self._optimizer = self._start(self._restarted_at)
+            around = self._unseen()
+            # Two starts in a row that led to nothing new: little is left, and drawing near it may miss it for ever.
+            self._asked_first = around if self._restarts else None
+            self._barren, self._restarts = 0, self._restarts + 1
+            self._optimizer = self._start(around)
 
     def _unseen(self) -> KernelConfig:
         """A random config that was not asked for yet, as long as there is one."""
-        left = [config for config in self._space.members or () if config not in self._seen]
-        if left:
-            return left[int(self._rng.integers(len(left)))]
         for _ in range(REDRAWS):
             config = self._space.sample(self._rng)
             if config not in self._seen:
-                break
-        return config
+                return config
+        return next((member for member in self._space.members or () if member not in self._seen), config)
 
     def _start(self, around: KernelConfig) -> CatCMAwM:
         """A new optimiser with its mean at a config."""

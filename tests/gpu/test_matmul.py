@@ -167,8 +167,8 @@ def test_capture_and_replay() -> None:
 def test_capture_of_what_cannot_be_captured_says_so() -> None:
     cupy = driver.cupy()
     a, b = pair(Problem(96, 96, 96))
-    cupygemm.use(bundle_of({Problem(96, 96, 96): SMALL})).undo()  # forgets the plans made so far
-    with cupy.cuda.Stream(non_blocking=True) as stream:
+    never_loaded = bundle_of({Problem(96, 96, 96): SMALL.swapped(group=61)})
+    with cupygemm.use(never_loaded), cupy.cuda.Stream(non_blocking=True) as stream:
         for operand, words in ((a, "before the capture"), (a.astype(cupy.float32), "cannot be captured")):
             stream.begin_capture()
             try:
@@ -185,6 +185,16 @@ def test_foreign_and_broken_entries_are_not_used(caplog: pytest.LogCaptureFixtur
         assert cupygemm.explain(a, b).config == SMALL
     assert "sources have changed" in caplog.text
     with cupygemm.use(bundle_of({Problem(96, 96, 96): SMALL.swapped(stages=1)})):
+        # The newest entry cannot run: it is passed over too.
+        assert cupygemm.explain(a, b).config == SMALL
+        assert bool((cupygemm.matmul(a, b) == expected(a, b)).all())
+    assert "1 stages" in caplog.text
+
+
+def test_an_entry_that_cannot_run_leaves_the_product_to_cublas() -> None:
+    problem = Problem(88, 96, 96)
+    a, b = pair(problem)
+    with cupygemm.use(bundle_of({problem: SMALL.swapped(stages=1)})):
         choice = cupygemm.explain(a, b)
         assert choice.kernel == "cublas"
         assert "stages" in choice.reason

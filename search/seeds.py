@@ -1,0 +1,51 @@
+"""Configs to begin with: what was best for other problems that are recorded.
+
+A table of another shape does not say what is best here, but it knows which corners of twenty million points are any
+good. The tables of the problem itself are left out, so that a replay is never told its answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from importlib.resources.abc import Traversable
+
+from cupygemm.config import KernelConfig
+from cupygemm.problem import Problem
+from cupygemm.search.recorded import recorded_tables
+from cupygemm.search.table import Table
+
+PER_TABLE = 3
+"""Configs taken from each table, of different tiles."""
+
+
+def recorded_seeds(problem: Problem, folder: Traversable | None = None) -> tuple[KernelConfig, ...]:
+    """The best configs of other problems, those of the nearest problem first.
+
+    Args:
+        problem: what is to be computed.
+        folder: of tables; None for those that ship with the package.
+
+    Raises:
+        BundleError: there is no such folder, or a table in it cannot be read.
+    """
+    others = {other: path for other, path in recorded_tables(folder).items() if other != problem}
+    nearest = sorted(others, key=lambda other: (_distance(other, problem), other))
+    seeds = (config for other in nearest for config in _best(Table.read(others[other])))
+    return tuple(dict.fromkeys(seeds))
+
+
+def _distance(one: Problem, other: Problem) -> float:
+    """Between sizes, on a logarithmic scale; another dtype or layout counts as a factor of 1.4 in one size."""
+    sizes = zip((one.m, one.n, one.k), (other.m, other.n, other.k), strict=True)
+    unlike = (one.a_dtype != other.a_dtype) + (one.out_dtype != other.out_dtype) + (one.layout != other.layout)
+    return sum(math.log2(a / b) ** 2 for a, b in sizes) + 0.25 * unlike
+
+
+def _best(table: Table) -> Iterable[KernelConfig]:
+    """The fastest config of a table, and the fastest of each of the next best tiles."""
+    timed = [(row.us, config) for config, row in table.rows.items() if row.us is not None]
+    by_tile: dict[tuple[int, int], KernelConfig] = {}
+    for _, config in sorted(timed):
+        by_tile.setdefault((config.block_m, config.block_n), config)
+    return list(by_tile.values())[:PER_TABLE]

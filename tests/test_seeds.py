@@ -1,0 +1,46 @@
+"""Seeds: the best of other recorded problems, the nearest first, and never of the problem itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cupygemm.device import H200
+from cupygemm.problem import Problem
+from cupygemm.search.recorded import file_name
+from cupygemm.search.seeds import PER_TABLE, recorded_seeds
+
+NEAR, FAR = Problem(2048, 2048, 2048), Problem(64, 64, 64)
+PROBLEM = Problem(2048, 2048, 4096)
+
+
+@pytest.fixture
+def folder(tmp_path, make_table, toy):
+    """Tables of a near and a far problem and of the problem itself, each with its own fastest config."""
+    tables = {problem: make_table(problem, toy) for problem in (NEAR, FAR, PROBLEM)}
+    for place, (problem, table) in enumerate(tables.items()):
+        config = [config for config, row in table.rows.items() if row.us is not None and config.block_m == 64][place]
+        rows = {**table.rows, config: replace(table.rows[config], us=1.0)}
+        tables[problem] = replace(table, rows=rows)
+        tables[problem].write(tmp_path / file_name(problem, H200))
+    return tmp_path, tables
+
+
+def test_the_best_of_the_nearest_comes_first(folder):
+    path, tables = folder
+    seeds = recorded_seeds(PROBLEM, path)
+    assert seeds[0] == tables[NEAR].optimum[0]
+    assert tables[FAR].optimum[0] in seeds
+    assert len(seeds) <= 2 * PER_TABLE
+    assert len({(seed.block_m, seed.block_n) for seed in seeds[:PER_TABLE]}) == PER_TABLE
+
+
+def test_a_problem_is_not_told_its_own_answer(folder):
+    path, tables = folder
+    assert tables[PROBLEM].optimum[0] not in recorded_seeds(PROBLEM, path)
+    assert recorded_seeds(Problem(1, 1, 1), path)[0] == tables[FAR].optimum[0]
+
+
+def test_the_tables_that_ship_give_seeds():
+    assert recorded_seeds(Problem(4096, 4096, 4096, a_dtype="bfloat16", b_dtype="bfloat16", out_dtype="bfloat16"))

@@ -13,16 +13,19 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+from click.testing import CliRunner
 
-from cupygemm import compiler, driver
+from cupygemm import cli, compiler, driver
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import CompileError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
+from cupygemm.search.recorded import file_name
 from cupygemm.search.space import Knob, completed
 from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES, SubSpace
 from cupygemm.search.table import Table
+from tests.commands import PROBLEM, SMALL
 
 
 @cache
@@ -140,3 +143,25 @@ def toy_table() -> Table:
 def core_table() -> Table:
     """The made-up GPU over the sub-space that real tables are recorded over."""
     return table_of(Problem(2048, 2048, 4096), SUBSPACES["core"])
+
+
+@pytest.fixture
+def tables(tmp_path, toy_table, make_table, toy):
+    """A folder with the tables of two problems on the made-up GPU."""
+    folder = tmp_path / "tables"
+    toy_table.write(folder / file_name(PROBLEM, H200))
+    make_table(SMALL, toy).write(folder / file_name(SMALL, H200))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, tables, monkeypatch):
+    """`cupygemm tune` on those tables, on a machine without a GPU."""
+    monkeypatch.setattr(driver, "hopper_devices", list)
+    store = tmp_path / "trials.sqlite"
+
+    def call(*args: str, problem: str = "2048x2048x4096"):
+        options = ["--tables", str(tables), "--store", str(store)]
+        return CliRunner().invoke(cli.main, ["tune", problem, *options, *args])
+
+    return call

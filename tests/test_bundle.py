@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
-from cupygemm.bundle_view import show
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200
 from cupygemm.errors import BundleError
@@ -120,9 +119,11 @@ def bomb() -> str:
 
 
 HOSTILE = {
-    "a tag": ("schema: !!python/object/apply:os.system ['true']", "constructor"),
-    "aliases": (bomb(), "line 1: aliases and anchors are not allowed"),
-    "a merge": ("base: &b {schema: x}\nother:\n  <<: *b", "aliases and anchors"),
+    "a tag": ("schema: !!python/object/apply:os.system ['true']", "line 1: aliases, anchors and tags"),
+    "bytes": ("schema: !!binary aGVsbG8=", "line 1: aliases, anchors and tags"),
+    "aliases": (bomb(), "line 1: aliases, anchors and tags are not allowed"),
+    "a merge": ("base: &b {schema: x}\nother:\n  <<: *b", "aliases, anchors and tags"),
+    "a key twice": ("schema: x\nschema: cupygemm.bundle/1", r"the key schema stands twice.*line 2"),
     "depth": ("schema: " + "[" * 20 + "]" * 20, "line 1: nested deeper than 12 levels"),
     "endless depth": ("schema: " + "[" * 100_000, "nest"),
     "a huge number": ("schema: cupygemm.bundle/1\ncreated: " + "9" * 100_000, "bundle"),
@@ -185,7 +186,7 @@ def test_find_gives_the_entry_of_exactly_this_problem():
     ("device", "digest", "reason"),
     [
         (replace(H200, name="NVIDIA H100"), "d1", "NVIDIA H100"),
-        (replace(H200, sm_count=114), "d1", "132 SMs, this is NVIDIA H200 with 114"),
+        (replace(H200, sm_count=114), "d1", "its number of SMs is 132, not 114"),
         (H200, "d2", "sources have changed"),
     ],
 )
@@ -224,7 +225,7 @@ def test_only_a_measurement_with_a_time_is_worth_an_entry():
         Measured.of(Measurement(Status.OK, (math.inf,)))
 
 
-def test_showing_a_bundle_names_each_problem(capsys):
-    show(bundle())
-    shown = capsys.readouterr().out
-    assert all(text in shown for text in ("2048x2048x4096", "512x512x8192", "47.30", "cma, 100 evaluations"))
+def test_a_key_twice_in_an_entry_is_refused(path):
+    path.write_text(path.read_text().replace("    stages: 4\n", "    stages: 4\n    stages: 5\n", 1))
+    with pytest.raises(BundleError, match="the key stages stands twice"):
+        Bundle.load(path)

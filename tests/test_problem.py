@@ -10,6 +10,7 @@ from cupygemm.problem import Problem
 
 def test_parse() -> None:
     problem = Problem.parse("2048x1024X512", "bfloat16", layout="nt")
+    assert Problem.parse("2048×1024×512", "bfloat16", layout="nt") == problem
     assert (problem.m, problem.n, problem.k) == (2048, 1024, 512)
     assert problem.out_dtype == "bfloat16"
     assert str(problem) == "2048x1024x512 bfloat16 nt"

@@ -146,6 +146,17 @@ def test_the_command_checks_and_writes(tmp_path):
     stale = CliRunner().invoke(report.report, [*command, "--check"])
     assert stale.exit_code == 1
     assert "differs from what is recorded" in stale.stderr
-    assert CliRunner().invoke(report.report, command).exit_code == 0
+    assert CliRunner().invoke(report.report, command).stdout == f"{document}: written\n"
     assert "256×512×1024" in document.read_text()
-    assert CliRunner().invoke(report.report, [*command, "--check"]).exit_code == 0
+    assert CliRunner().invoke(report.report, [*command, "--check"]).stdout == f"{document}: up to date\n"
+
+
+def test_outside_a_checkout_the_command_says_where_it_belongs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lost = CliRunner().invoke(report.report, [])
+    assert (lost.exit_code, lost.stdout) == (1, "")
+    assert lost.stderr == (
+        "Error: bench/results: no such folder: run this at the root of a checkout, or name it with --results\n"
+    )
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    assert CliRunner().invoke(report.report, []).stderr == "Error: README.md: No such file or directory\n"

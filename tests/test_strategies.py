@@ -18,8 +18,8 @@ from cupygemm.problem import Problem
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.strategies import STRATEGIES, make_strategy
-from cupygemm.search.strategies.cma import CmaEs, _losses
-from cupygemm.search.tune import Budget, tune
+from cupygemm.search.strategies.cma import BARREN_GENERATIONS, CmaEs, _losses
+from cupygemm.search.tune import BARREN_ASKS, Budget, tune
 
 PROBLEM = Problem(2048, 2048, 4096)
 
@@ -91,7 +91,7 @@ def test_an_unknown_name_lists_the_known(toy_table):
 def test_a_missing_package_is_named(monkeypatch, toy_table):
     monkeypatch.setitem(sys.modules, "cmaes", None)
     monkeypatch.delitem(sys.modules, "cupygemm.search.strategies.cma", raising=False)
-    with pytest.raises(ConfigError, match=r"needs cmaes: pip install 'cupygemm\[search\]'"):
+    with pytest.raises(ConfigError, match=r"cmaes is not installed: install the extra `search`"):
         make_strategy("cma", toy_table.space, seed=0)
 
 
@@ -106,6 +106,19 @@ def test_cma_finds_a_better_config_than_chance(core_table):
     by_cma, by_chance = ([found_us(name, seed) for seed in seeds] for name in ("cma", "random"))
     assert statistics.mean(by_cma) < 0.98 * statistics.mean(by_chance)
     assert statistics.median(by_cma) < 1.02 * core_table.optimum_us
+
+
+def test_cma_does_not_ask_long_for_what_is_known(toy_table, model):
+    space = SearchSpace.of_members(toy_table.knobs, sorted(toy_table.rows)[::2])
+    strategy, known, barren, longest = make_strategy("cma", space, 3), set(), 0, 0
+    while len(known) < space.size:
+        configs = strategy.ask()
+        strategy.tell(configs, [model(config) for config in configs])
+        barren = barren + 1 if known >= set(configs) else 0
+        longest = max(longest, barren)
+        known |= set(configs)
+        assert barren < BARREN_ASKS, f"{space.size - len(known)} configs were never asked for"
+    assert 0 < longest <= 2 * (BARREN_GENERATIONS + 1)
 
 
 def test_cma_covers_a_small_space_in_the_end(toy_table):

@@ -1,0 +1,91 @@
+"""What Ctrl-C and SIGTERM leave behind: the best so far where there is one, else one line and status 130."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cupygemm.bundle import Bundle
+from tests.commands import PROBLEM
+
+SLOW = """
+import time
+from cupygemm import cli, driver
+from cupygemm.search.replay import ReplayRunner
+quick = ReplayRunner._answer
+def slow(self, config):
+    time.sleep(0.05)
+    return quick(self, config)
+ReplayRunner._answer = slow
+driver.hopper_devices = list
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_search_leaves_a_valid_bundle(tmp_path, tables, how):
+    output = tmp_path / "tuned.yaml"
+    command = ["tune", PROBLEM.shape, "--tables", str(tables), "--store", str(tmp_path / "s.sqlite"), "--json"]
+    command += ["--strategy", "random", "--budget", "10000", "-o", str(output)]
+    process = subprocess.Popen([sys.executable, "-c", SLOW, *command], stdout=subprocess.PIPE, text=True)
+    lines = [process.stdout.readline() for _ in range(5)]
+    os.kill(process.pid, how)
+    rest, _ = process.communicate(timeout=30)
+    *trials, last = [json.loads(line) for line in [*lines, *rest.splitlines()]]
+    assert process.returncode == 0
+    assert last["stopped_by"] == "interrupted"
+    assert last["evaluations"] == len(trials) < 1000
+    assert Bundle.load(output).entries[0].measured.us == last["best_us"]
+
+
+BEFORE_THE_FIRST_TRIAL = """
+import os, signal
+from cupygemm import cli, driver
+driver.hopper_devices = lambda: os.kill(os.getpid(), signal.{how})
+cli.main()
+"""
+WHILE_IMPORTING = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "cupygemm.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from cupygemm.__main__ import run
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [BEFORE_THE_FIRST_TRIAL.format(how="SIGINT"), BEFORE_THE_FIRST_TRIAL.format(how="SIGTERM"), WHILE_IMPORTING],
+)
+def test_with_nothing_to_keep_it_is_one_line(source):
+    command = [sys.executable, "-c", source, "tune", PROBLEM.shape]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+NO_TRIAL_YET = """
+from cupygemm import cli, driver
+from cupygemm.search.replay import ReplayRunner
+def interrupt(*_):
+    raise KeyboardInterrupt
+ReplayRunner.run = interrupt
+driver.hopper_devices = list
+cli.main()
+"""
+
+
+def test_a_search_interrupted_before_it_knew_anything_says_so(tmp_path, tables):
+    output = tmp_path / "tuned.yaml"
+    command = ["tune", PROBLEM.shape, "--tables", str(tables), "--json", "-o", str(output)]
+    done = subprocess.run([sys.executable, "-c", NO_TRIAL_YET, *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert json.loads(done.stdout)["stopped_by"] == "interrupted"
+    assert not output.exists()

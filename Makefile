@@ -43,9 +43,7 @@ test-gpu: .venv-gpu/ready
 	CUPYGEMM_REQUIRE_GPU=1 .venv-gpu/bin/python -m pytest -m gpu tests/gpu
 
 bench: .venv-gpu/ready
-	.venv-gpu/bin/cupygemm tune $(SHAPE) --dtype float16 --budget 200 --device cuda:0 -o build/bench/tuned.yaml
-	.venv-gpu/bin/python bench/headline.py --bundle build/bench/tuned.yaml -o bench/results/headline.json
-	.venv-gpu/bin/cupygemm report
+	PYTHON=.venv-gpu/bin/python bench/run_all.sh build/results
 
 clean:
 	rm -rf .venv-demo .venv-test .venv-gpu build dist cupygemm.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Everything that is recorded on a GPU, in one go of some eight minutes on an H200: the correctness protocol, the replay
+# tables, a bundle, the times and the profile. Results land in one folder; copy what is wanted into bench/results and
+# search/tables, then run `cupygemm report`.
+#
+#   CUPYGEMM_COMMIT=$(git rev-parse --short HEAD) PYTHON=.venv-gpu/bin/python bench/run_all.sh build/results
+#
+# A step that fails does not stop the next: each file says by itself what it is of.
+set -u
+cd "$(dirname "$0")/.."
+out=${1:?folder for the results}
+python=${PYTHON:-python3}
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}. PYTHONUNBUFFERED=1 CUPYGEMM_REQUIRE_GPU=1
+mkdir -p "$out"
+step() { echo "== $(date +%T) $*"; }
+
+step correctness
+timeout 240 "$python" -m pytest -q -m gpu tests/gpu --report "$out/correctness.json" -p no:cacheprovider
+
+step tables
+timeout 400 "$python" -m cupygemm record 2048x2048x4096 512x512x8192 -o "$out/tables" --report "$out/tuning_rate.json"
+
+step bundle
+for shape in 2048x2048x4096 512x512x8192; do
+    "$python" -m cupygemm tune "$shape" --device replay --strategy exhaustive --tables "$out/tables" -o "$out/tuned.yaml"
+done
+timeout 90 "$python" -m cupygemm tune 2048x2048x4096 --dtype bfloat16 --budget 150 --tables "$out/tables" -o "$out/tuned.yaml"
+for shape in 4096x4096x4096 4096x4096x1024 8192x8192x512; do
+    timeout 90 "$python" -m cupygemm tune "$shape" --budget 150 --tables "$out/tables" -o "$out/tuned.yaml"
+done
+
+step times
+timeout 120 "$python" bench/headline.py --bundle "$out/tuned.yaml" -o "$out/headline.json"
+
+step profile
+timeout 90 "$python" bench/profile.py 2048x2048x4096 --bundle "$out/tuned.yaml" -o "$out/profile.json"
+
+step memcheck
+if command -v compute-sanitizer > /dev/null; then
+    timeout 120 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
+        "$python" -m pytest -q -m gpu tests/gpu/test_matmul.py tests/gpu/test_launches.py \
+        -k "not repeated and not many" -p no:cacheprovider
+    echo "memcheck ended with status $?"
+else
+    echo "compute-sanitizer is not there"
+fi
+rm -f "$out"/.*.lock

@@ -7,7 +7,7 @@ cannot trust is refused before YAML objects are built: a file too large, nested 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -279,6 +279,26 @@ class Bundle(_Strict):
         if self.tool.source_digest != source_digest:
             return f"the kernel's sources have changed since ({self.tool.source_digest[:12]}, now {source_digest[:12]})"
         return None
+
+
+def merged_all(bundles: Mapping[Path, Bundle]) -> Bundle:
+    """All bundles in one; of two entries for a problem the better stays.
+
+    Args:
+        bundles: at least one, by the file they are from.
+
+    Raises:
+        BundleError: they are not all of one device and of the same kernel sources; the message names the file.
+    """
+    (_, whole), *others = bundles.items()
+    for path, bundle in others:
+        known = {entry.problem: entry for entry in whole.entries}
+        better = [entry for entry in bundle.entries if entry.problem not in known or entry.beats(known[entry.problem])]
+        try:
+            whole = whole.merged(bundle.model_copy(update={"entries": better}))
+        except BundleError as error:
+            raise BundleError(f"{path}: {error}") from error
+    return whole
 
 
 def new_bundle(device: BundleDevice, source_digest: str, entries: Iterable[Entry] = ()) -> Bundle:

@@ -191,6 +191,39 @@ def bundle_validate(path: Path) -> None:
     click.echo(f"{path}: valid, {count(len(bundle.entries), 'entry', 'entries')}")
 
 
+@bundle_group.command("merge")
+@click.argument("paths", metavar="BUNDLE...", nargs=-1, required=True, type=_PATH)
+@click.option("-o", "--output", type=_PATH, required=True, help="Bundle to write.")
+def bundle_merge(paths: tuple[Path, ...], output: Path) -> None:
+    """Join bundles of one device and one version of the kernels; of two entries for a problem the better stays."""
+    from cupygemm.bundle import Bundle, merged_all
+
+    bundle = merged_all({path: Bundle.load(path) for path in paths})
+    bundle.save(output)
+    click.echo(f"{output}: {count(len(bundle.entries), 'entry', 'entries')} of {count(len(paths), 'bundle')}")
+
+
+@main.group("cache")
+def cache_group() -> None:
+    """The compiled kernels on disk."""
+
+
+@cache_group.command("show")
+def cache_show() -> None:
+    """Print where compiled kernels are kept, how many there are and how much room they take."""
+    from cupygemm.kernel_cache import folder, kernels, size_bytes
+
+    click.echo(f"{folder()}: {count(len(kernels()), 'kernel')}, {size_bytes() / 1e6:.1f} MB")
+
+
+@cache_group.command("clear")
+def cache_clear() -> None:
+    """Delete all compiled kernels; those that are needed again are compiled again."""
+    from cupygemm.kernel_cache import clear, folder
+
+    click.echo(f"{folder()}: {count(clear(), 'kernel')} deleted")
+
+
 def _parse(shape: str, dtype: str, out_dtype: str | None, layout: str) -> Problem:
     try:
         return Problem.parse(shape, dtype, out_dtype, layout)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cupygemm import kernel_source, settings
+from cupygemm import kernel_cache, kernel_source
 from cupygemm.atomic import write_atomically
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CompileError, not_installed
@@ -69,7 +69,7 @@ def compile_kernel(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
     Raises:
         CompileError: NVRTC is missing or refused the source (`log` has its words), or the cache cannot be written.
     """
-    entry = settings.cache_dir() / "kernels" / cache_key(spec, config)
+    entry = kernel_cache.folder() / cache_key(spec, config)
     found = _read_entry(entry, spec, config)
     if found is not None:
         return found

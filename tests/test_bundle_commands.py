@@ -135,3 +135,29 @@ def test_another_hopper_has_as_much_shared_memory(path):
     other = replace(H200, name="NVIDIA H100 PCIe", sm_count=114)
     update = {"name": other.name, "sm_count": other.sm_count}
     assert findings(loaded.model_copy(update={"device": loaded.device.model_copy(update=update)})) == []
+
+
+def test_merging_keeps_the_better_entry_of_each_problem(path, run, tmp_path):
+    worse, output = tmp_path / "worse.yaml", tmp_path / "all.yaml"
+    assert run("--strategy", "random", "--budget", "1", "-o", str(worse), problem=SMALL.shape).exit_code == 0
+    assert Bundle.load(path).entry(SMALL).beats(Bundle.load(worse).entry(SMALL))
+    for order in ((path, worse), (worse, path)):
+        result = bundle("merge", *order, "-o", output)
+        assert result.exit_code == 0, result.output
+        assert result.stdout == f"{output}: 2 entries of 2 bundles\n"
+        merged = Bundle.load(output)
+        assert {entry.problem for entry in merged.entries} == {PROBLEM, SMALL}
+        assert merged.entry(SMALL) == Bundle.load(path).entry(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [("sm_count: 132", "sm_count: 114", "another device"), ("source_digest: ", "source_digest: x", "kernel sources")],
+)
+def test_bundles_that_do_not_belong_together_are_not_merged(path, tmp_path, old, new, what):
+    other, output = tmp_path / "other.yaml", tmp_path / "all.yaml"
+    other.write_text(path.read_text())
+    edit(other, old, new)
+    failed(bundle("merge", path, other, "-o", output), what)
+    failed(bundle("merge", path, other, "-o", output), str(other))
+    assert not output.exists()

@@ -32,7 +32,6 @@ METRICS = {
     "sm__cycles_elapsed.max": "cycles",
     "sm__inst_executed_pipe_tensor_op_gmma.sum": "wgmma_instructions",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "tensor_pipe_pct",
-    "sm__pipe_tensor_op_gmma_cycles_active.avg.pct_of_peak_sustained_elapsed": "gmma_pipe_pct",
     "lts__t_sector_hit_rate.pct": "l2_hit_pct",
     "lts__t_bytes.sum": "l2_bytes",
     "dram__bytes_read.sum": "dram_read_bytes",

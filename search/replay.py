@@ -26,11 +26,6 @@ class ReplayRunner:
     def __init__(self, table: Table) -> None:
         self.table = table
 
-    @property
-    def optimum_us(self) -> float:
-        """The least time there is to find, µs."""
-        return self.table.optimum_us
-
     def run(self, problem: Problem, configs: Sequence[KernelConfig]) -> Iterator[Measurement]:
         """The recorded outcome of each config; one that is not in the table is ILLEGAL.
 

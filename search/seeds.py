@@ -1,6 +1,6 @@
 """Configs to begin with: what was best for other problems that are recorded.
 
-A table of another shape does not say what is best here, but it knows which corners of twenty million points are any
+A table of another shape does not say what is best here, but it knows which corners of forty million points are any
 good. The tables of the problem itself are left out, so that a replay is never told its answer.
 """
 

@@ -18,7 +18,7 @@ from cupygemm.search.outcome import BundleFile, result_event
 from cupygemm.search.progress import Reporter, counts, make_reporter
 from cupygemm.search.seeds import recorded_seeds
 from cupygemm.search.store import TrialStore, default_store
-from cupygemm.search.strategies import make_strategy
+from cupygemm.search.strategies import SEEDED, make_strategy
 from cupygemm.search.target import Target, replay_target
 from cupygemm.search.tune import Budget, Trial, TuneResult, tune
 from cupygemm.text import one_line, printable
@@ -84,7 +84,8 @@ def _tune(request: TuneRequest, target: Target) -> None:
     output = None if request.output is None else BundleFile(request.output, target)
     if output is not None and output.replaces:
         _warn(f"{output.path}: its entries are of other kernel sources and will be replaced")
-    start = () if request.cold else recorded_seeds(request.problem, request.tables)
+    seeded = request.strategy in SEEDED and not request.cold
+    start = recorded_seeds(request.problem, request.tables) if seeded else ()
     strategy = make_strategy(request.strategy, target.space, request.seed, start)
     reporter = make_reporter(click.echo, request.as_json, _expected(request, target))
     store = _open_store(request, target)

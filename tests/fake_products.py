@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
-from cupygemm import compiler
+from cupygemm import api, compiler
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200, DeviceSpec
+from cupygemm.dispatch import Dispatcher
 from cupygemm.problem import Problem
 from cupygemm.verify import numpy_dtype
 from tests.fake_gpu import FakeGpu
@@ -17,6 +19,15 @@ from tests.fake_gpu import FakeGpu
 SMALL = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, False, 1, 40, 1, 1)
 LARGE = KernelConfig(128, 128, 64, 4, 2, False, 2, 1, False, 8, 40, 1, 1)
 PROBLEM = Problem(24, 40, 16)
+
+
+def fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """A fake GPU for `matmul`, with no bundle in force and nothing loaded."""
+    gpu = FakeGpu()
+    gpu.install(monkeypatch)
+    monkeypatch.setattr(api, "_dispatcher", Dispatcher())
+    monkeypatch.delenv("CUPYGEMM_BUNDLE", raising=False)
+    return gpu
 
 
 def bundle_of(

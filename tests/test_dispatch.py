@@ -20,7 +20,7 @@ from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, CaptureError, CompileError
 from cupygemm.problem import Problem
 from tests.fake_gpu import CudaError, FakeGpu
-from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, operands, plain, right
+from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
 
 BLACKWELL = DeviceSpec("NVIDIA B200", (10, 0), 148, 232448, 130 << 20, 1965)
 COMPILE_KERNEL = compiler.compile_kernel
@@ -28,11 +28,7 @@ COMPILE_KERNEL = compiler.compile_kernel
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    gpu = FakeGpu()
-    gpu.install(monkeypatch)
-    monkeypatch.setattr(api, "_dispatcher", Dispatcher())
-    monkeypatch.delenv("CUPYGEMM_BUNDLE", raising=False)
-    return gpu
+    return fresh_gpu(monkeypatch)
 
 
 def test_explain_launches_nothing_and_says_what_would_run(gpu: FakeGpu) -> None:

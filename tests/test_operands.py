@@ -10,20 +10,15 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api
-from cupygemm.dispatch import Dispatcher, problem_of
+from cupygemm.dispatch import problem_of
 from cupygemm.problem import Problem
 from tests.fake_gpu import DeviceArray, FakeDevice, FakeGpu
-from tests.fake_products import PROBLEM, SMALL, bundle_of, operands, plain, right, spread, stored
+from tests.fake_products import PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right, spread, stored
 
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    gpu = FakeGpu()
-    gpu.install(monkeypatch)
-    monkeypatch.setattr(api, "_dispatcher", Dispatcher())
-    monkeypatch.delenv("CUPYGEMM_BUNDLE", raising=False)
-    return gpu
+    return fresh_gpu(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

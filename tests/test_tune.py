@@ -216,7 +216,7 @@ def test_replay_answers_as_recorded(toy_table):
             row.registers,
             row.detail,
         )
-    assert runner.optimum_us == min(row.us for row in toy_table.rows.values() if row.us is not None)
+    assert toy_table.optimum_us == min(row.us for row in toy_table.rows.values() if row.us is not None)
 
 
 def test_replay_calls_what_was_not_recorded_illegal(toy_table, configs):

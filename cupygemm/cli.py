@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import re
 import shlex
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ import click
 from cupygemm import __version__
 from cupygemm.errors import BundleError, CupygemmError, ProblemError, not_installed
 from cupygemm.problem import LAYOUTS, Problem
-from cupygemm.report import report as report_command
 from cupygemm.text import count, one_line
 
 STRATEGY_NAMES = ("random", "exhaustive", "cma")
@@ -32,6 +33,8 @@ SEARCH_PACKAGES = ("cmaes", "filelock", "pebble")
 """What the extra `search` installs."""
 INTERRUPTED = 130
 """Exit status: 128 and the number of SIGINT, as shells have it."""
+SAME_INTERRUPT_S = 1.0
+"""Signals that follow each other faster are one interruption."""
 MOST_FINDINGS = 5
 """Findings about a bundle that are spelt out in one line."""
 
@@ -42,7 +45,8 @@ class _Main(click.Group):
     """Turns what cupygemm raises on purpose into one line and exit status 1, and SIGTERM into what Ctrl-C does."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        before = signal.signal(signal.SIGTERM, _interrupt)
+        interrupt = _Interrupt()
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -57,11 +61,33 @@ class _Main(click.Group):
                 raise
             raise click.ClickException(not_installed(error.name, "search")) from error
         finally:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+            if not interrupt.happened:  # else the process is ending, and what else comes for it must not change how
+                for number, handler in before.items():
+                    signal.signal(number, handler or signal.SIG_DFL)
 
 
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
+class _Interrupt:
+    """Raises KeyboardInterrupt, once for what a person or a program meant once.
+
+    A terminal, `timeout` and job schedulers signal a process and its group: the same wish arrives twice. A second
+    exception inside the first one's clean-up would leave a lock that it was about to take back, and the search would
+    end in an error in place of the best so far (H200, 2026-11: `timeout` on a search that was waiting for its child).
+    """
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+
+    @property
+    def happened(self) -> bool:
+        """Whether a signal came."""
+        return self._last > -math.inf
+
+    def __call__(self, number: int, frame: Any) -> None:
+        now = time.monotonic()
+        meant = now - self._last > SAME_INTERRUPT_S
+        self._last = now
+        if meant:
+            raise KeyboardInterrupt
 
 
 def _read_device(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
@@ -80,6 +106,7 @@ _SHAPE_OPTIONS = (
 _BUDGET_HELP = "Configs to measure. Default: 100; no limit with --seconds or the exhaustive strategy."
 _DEVICE_HELP = "cuda or cuda:N, replay, or auto: the first Hopper GPU, and replay where there is none."
 _STORE_HELP = "SQLite file that trials go to. Default: one in the user's data folder"
+_TABLES_HELP = "Folder of recorded tables. Default: those of the package."
 _PATH = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -110,7 +137,7 @@ def main() -> None:
 @click.option("--device", default="auto", show_default=True, callback=_read_device, help=_DEVICE_HELP)
 @click.option("-o", "--output", type=_PATH, help="Bundle to add the result to, unless it holds a better one.")
 @click.option("--store", type=_PATH, help=f"{_STORE_HELP}, and none on replay.")
-@click.option("--tables", type=_FOLDER, help="Folder of recorded tables. Default: those of the package.")
+@click.option("--tables", type=_FOLDER, help=_TABLES_HELP)
 @click.option("--cold", is_flag=True, help="Begin at random, not with the best configs of other recorded problems.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def tune_command(
@@ -155,7 +182,24 @@ def record_command(
     run_record(RecordRequest(problems=problems, device=device, command=_command_line(), **options))
 
 
-main.add_command(report_command)
+@main.command("report")
+@click.argument("documents", nargs=-1, type=_PATH)
+@click.option("--results", type=_FOLDER, default="bench/results", show_default=True, help="Folder of recorded results.")
+@click.option("--tables", type=_FOLDER, help=_TABLES_HELP)
+@click.option("--write/--check", default=True, help="Write the documents, or fail if a block of one is out of date.")
+def report_command(documents: tuple[Path, ...], results: Path, tables: Path | None, write: bool) -> None:
+    """Write the generated blocks of Markdown DOCUMENTS anew. Without any: README.md, CONTRIBUTING.md and docs/*.md."""
+    from cupygemm import blocks, command_help, report
+    from cupygemm.search import knob_value
+
+    recorded = report.read_results(results)
+    renderers = {
+        "results": lambda name: report.render(recorded.get(name)),
+        "help": lambda name: command_help.render(main, name),
+        "table": lambda name: knob_value.render(name, tables),
+    }
+    for path in documents or report.documents():
+        click.echo(f"{path}: {blocks.update(path, renderers, write)}")
 
 
 @main.group("bundle")

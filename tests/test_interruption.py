@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from cupygemm import cli
 from cupygemm.bundle import Bundle
 from tests.commands import PROBLEM
 
@@ -34,7 +35,8 @@ def test_an_interrupted_search_leaves_a_valid_bundle(tmp_path, tables, how):
     command += ["--strategy", "random", "--budget", "10000", "-o", str(output)]
     process = subprocess.Popen([sys.executable, "-c", SLOW, *command], stdout=subprocess.PIPE, text=True)
     lines = [process.stdout.readline() for _ in range(5)]
-    os.kill(process.pid, how)
+    for _ in range(2):  # `timeout` and terminals signal a process and its group
+        os.kill(process.pid, how)
     rest, _ = process.communicate(timeout=30)
     *trials, last = [json.loads(line) for line in [*lines, *rest.splitlines()]]
     assert process.returncode == 0
@@ -89,3 +91,15 @@ def test_a_search_interrupted_before_it_knew_anything_says_so(tmp_path, tables):
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
     assert json.loads(done.stdout)["stopped_by"] == "interrupted"
     assert not output.exists()
+
+
+def test_signals_close_together_are_one_interruption(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(cli.time, "monotonic", lambda: now)
+    interrupt = cli._Interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(signal.SIGTERM, None)
+    interrupt(signal.SIGINT, None)
+    now = 102.0
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(signal.SIGINT, None)

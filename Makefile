@@ -6,7 +6,7 @@ SHAPE ?= 2048x2048x4096
 DEMO := build/demo/tuned.yaml
 PIP := python -m pip install --quiet --disable-pip-version-check
 
-# CUDA wheels go into the demo only where there is an NVIDIA GPU; those of CUDA 13 need driver 580 or newer.
+# CUDA wheels go into the demo and the tests on a GPU only where there is an NVIDIA GPU; those of CUDA 13 need driver 580 or newer.
 CUDA := $(shell \
 	driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null \
 	|| test ! -e /dev/nvidia0 || sed -n 's/^NVRM version:.* \([0-9]*\)\.[0-9.]* .*/\1/p' /proc/driver/nvidia/version); \
@@ -16,12 +16,17 @@ CUDA := $(shell \
 comma := ,
 EXTRAS_demo := search$(if $(CUDA),$(comma)$(CUDA))
 EXTRAS_test := test
-EXTRAS_gpu := test,cu13
+EXTRAS_gpu := test-tools,$(or $(CUDA),cu13)
 
-# The CUDA 12 wheels have other versions and are left to pip.
-CONSTRAINTS_demo := -c constraints.txt $(if $(filter cu13,$(CUDA)),-c constraints-cu13.txt)
+CONSTRAINTS_demo := -c constraints.txt $(if $(CUDA),-c constraints-$(CUDA).txt)
 CONSTRAINTS_test := -c constraints.txt -c constraints-cu13.txt
-CONSTRAINTS_gpu := $(CONSTRAINTS_test)
+CONSTRAINTS_gpu := -c constraints.txt -c constraints-$(or $(CUDA),cu13).txt
+
+# The NVRTCs of CUDA 12 that the tests compile with beside that of CUDA 13, each in an environment of its own: in one,
+# cuda.bindings would load the newest that it finds.
+NVRTC_12.9 := 12.9.86
+NVRTC_12.4 := 12.4.127
+NVRTCS := .venv-nvrtc-12.9/ready .venv-nvrtc-12.4/ready
 
 .PHONY: demo test test-gpu bench lint clean
 
@@ -30,9 +35,9 @@ demo: .venv-demo/ready
 	.venv-demo/bin/cupygemm tune $(SHAPE) --dtype float16 --strategy cma --budget 100 --seed 0 --device auto -o $(DEMO)
 	.venv-demo/bin/cupygemm bundle show $(DEMO)
 
-# A missing NVRTC would skip the tests that compile: here it is an error.
-test: lint
-	CUPYGEMM_REQUIRE_NVRTC=1 .venv-test/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu"
+# What is missing would skip tests that need it: here it is an error.
+test: lint $(NVRTCS)
+	CUPYGEMM_REQUIRE_NVRTC=1 CUPYGEMM_REQUIRE_KERNEL_TUNER=1 .venv-test/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu"
 
 lint: .venv-test/ready
 	.venv-test/bin/ruff check .
@@ -46,9 +51,16 @@ bench: .venv-gpu/ready
 	PYTHON=.venv-gpu/bin/python bench/run_all.sh build/results
 
 clean:
-	rm -rf .venv-demo .venv-test .venv-gpu build dist cupygemm.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-demo .venv-test .venv-gpu .venv-nvrtc-* build dist cupygemm.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.venv-%/ready: pyproject.toml constraints.txt constraints-cu13.txt
+.venv-nvrtc-%/ready: constraints.txt constraints-cu12.txt
+	rm -rf .venv-nvrtc-$*
+	$(PYTHON) -m venv .venv-nvrtc-$*
+	.venv-nvrtc-$*/bin/$(PIP) -c constraints.txt -c constraints-cu12.txt cuda-bindings platformdirs
+	.venv-nvrtc-$*/bin/$(PIP) --no-deps nvidia-cuda-nvrtc-cu12==$(NVRTC_$*)
+	@touch $@
+
+.venv-%/ready: pyproject.toml constraints.txt constraints-cu12.txt constraints-cu13.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "cupygemm needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1): make PYTHON=python3.12" >&2; \
 	  exit 1; }

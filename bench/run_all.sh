@@ -30,7 +30,7 @@ for shape in 4096x4096x4096 4096x4096x1024 8192x8192x512; do
 done
 
 step times
-timeout 120 "$python" bench/headline.py --bundle "$out/tuned.yaml" -o "$out/headline.json"
+timeout 120 "$python" -m cupygemm bench --bundle "$out/tuned.yaml" -o "$out/headline.json"
 
 step profile
 timeout 90 "$python" bench/profile.py 2048x2048x4096 --bundle "$out/tuned.yaml" -o "$out/profile.json"

@@ -78,7 +78,8 @@ class use:
         with cupygemm.use("tuned.yaml"):
             c = cupygemm.matmul(a, b)
 
-    The newest bundle is asked first. Entries of another device or of other kernel sources are skipped with a warning.
+    The newest bundle is asked first, those measured on the GPU at hand before those of another Hopper GPU, which are
+    used with a warning. Entries of another kind of GPU or of other kernel sources are skipped with one.
     A bundle is in force for the whole process, all its threads included.
 
     Args:

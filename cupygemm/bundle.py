@@ -120,6 +120,9 @@ class BundleDevice(_Open):
         )
         return next((f"its {what} is {mine}, not {theirs}" for what, mine, theirs in pairs if mine != theirs), None)
 
+    def __str__(self) -> str:
+        return gpu_words(self)
+
 
 class Measured(_Open):
     """Times in µs, sizes in bytes, clock in MHz; None where something was not measured.
@@ -245,14 +248,18 @@ class Bundle(_Strict):
         return next((entry for entry in self.entries if entry.problem == problem), None)
 
     def find(self, problem: Problem, device: DeviceSpec, source_digest: str) -> Entry | None:
-        """The entry for exactly this problem, unless it was measured on another device or with other sources.
+        """The entry for exactly this problem, unless no kernel of its sources runs on the device (see `mismatch`).
 
-        An entry that is passed over for that reason is logged as a warning.
+        An entry that is passed over for that reason, or was measured on another GPU, is logged as a warning.
         """
         entry, reason = self.entry(problem), self.mismatch(device, source_digest)
-        if entry is not None and reason is not None:
+        if entry is None:
+            return None
+        if reason is not None:
             log.warning("bundle entry for %s is skipped: %s", problem, reason)
             return None
+        if self.elsewhere(device) is not None:
+            log.warning("bundle entry for %s: %s", problem, self.elsewhere(device))
         return entry
 
     def merged(self, other: Bundle) -> Bundle:
@@ -272,13 +279,31 @@ class Bundle(_Strict):
         return Bundle(created=self.created, tool=other.tool, device=other.device, entries=list(entries.values()))
 
     def mismatch(self, device: DeviceSpec, source_digest: str) -> str | None:
-        """Why its entries do not hold on a device or for these kernel sources, or None when they do."""
-        difference = self.device.difference(device)
-        if difference is not None:
-            return f"it was measured on another device: {difference}"
+        """Why its entries do not hold on a device or for these kernel sources, or None when they do.
+
+        They hold on every GPU of the same compute capability, which need not be the one they were measured on: see
+        `elsewhere`.
+        """
+        mine, theirs = _dotted(self.device.compute_capability), _dotted(device.compute_capability)
+        if mine != theirs:
+            return f"it was measured on another kind of GPU: its compute capability is {mine}, not {theirs}"
         if self.tool.source_digest != source_digest:
             return f"the kernel's sources have changed since ({self.tool.source_digest[:12]}, now {source_digest[:12]})"
         return None
+
+    def elsewhere(self, device: DeviceSpec) -> str | None:
+        """What to say where entries measured on another GPU are used on this one; None on the GPU they are of."""
+        if self.device.difference(device) is None:
+            return None
+        return (
+            f"measured on {self.device}, not on this {gpu_words(device)}: another config may be faster here, "
+            "`cupygemm tune` finds it"
+        )
+
+
+def gpu_words(device: DeviceSpec | BundleDevice) -> str:
+    """A GPU for a person, with what tells products of one name apart: "NVIDIA H200 (132 SMs)"."""
+    return f"{device.name} ({device.sm_count} SMs)"
 
 
 def merged_all(bundles: Mapping[Path, Bundle]) -> Bundle:

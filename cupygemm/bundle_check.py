@@ -16,7 +16,7 @@ TOLERANCE = 0.01
 
 def findings(bundle: Bundle) -> list[str]:
     """A line for each thing that is wrong with an entry: a config that cannot run, times that contradict."""
-    device = _spec_of(bundle.device)
+    device = spec_of(bundle.device)
     return [
         f"entries[{i}] ({entry.problem}): {reason}"
         for i, entry in enumerate(bundle.entries)
@@ -24,7 +24,7 @@ def findings(bundle: Bundle) -> list[str]:
     ]
 
 
-def _spec_of(device: BundleDevice) -> DeviceSpec:
+def spec_of(device: BundleDevice) -> DeviceSpec:
     """The device as far as the bundle tells, else an H200: Hopper GPUs have the same shared memory."""
     major, minor = device.compute_capability
     return replace(H200, name=device.name, compute_capability=(major, minor), sm_count=device.sm_count)

@@ -19,17 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from cupygemm import __version__
+from cupygemm import __version__, suites
 from cupygemm.errors import BundleError, CupygemmError, ProblemError, not_installed
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.text import count, one_line
 
-STRATEGY_NAMES = ("random", "exhaustive", "cma")
+STRATEGY_NAMES = ("random", "exhaustive", "cma", "ppo", "hybrid")
 """Keys of `search.strategies.STRATEGIES`, said here so that `--help` need not import the search."""
+L2_TERMS = ("bytes", "hit_rate")
+"""`search.rewards.L2_TERMS`, for the same reason."""
 SUBSPACE_NAMES = ("core",)
 """Keys of `search.subspace.SUBSPACES`, for the same reason."""
-SEARCH_PACKAGES = ("cmaes", "filelock", "pebble")
+MODE_NAMES = ("rotated", "resident")
+"""`measure.MODES`, for the same reason."""
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+"""`plot.SUFFIXES`, for the same reason."""
+TABLE_SUFFIX = ".jsonl.gz"
+"""`search.recorded.SUFFIX`, for the same reason."""
+SEARCH_PACKAGES = ("cmaes", "flax", "jax", "optax", "pebble")
 """What the extra `search` installs."""
 INTERRUPTED = 130
 """Exit status: 128 and the number of SIGINT, as shells have it."""
@@ -98,12 +107,22 @@ def _read_device(ctx: click.Context, param: click.Parameter, value: str) -> int 
     return int(match[2] or 0) if value.startswith("cuda") else value
 
 
+def _read_plot(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """A file whose name says a format that a picture can have."""
+    if value is not None and value.suffix.lower() not in PLOT_SUFFIXES:
+        raise click.BadParameter(f"{value}: the name ends in {', '.join(PLOT_SUFFIXES)}")
+    return value
+
+
 _SHAPE_OPTIONS = (
     click.option("--dtype", type=click.Choice(("float16", "bfloat16")), default="float16", show_default=True),
     click.option("--out-dtype", type=click.Choice(("float16", "bfloat16", "float32")), help="Default: --dtype."),
     click.option("--layout", type=click.Choice(LAYOUTS), default="nn", show_default=True, help="Of A, then of B."),
 )
 _BUDGET_HELP = "Configs to measure. Default: 100; no limit with --seconds or the exhaustive strategy."
+_L2_WEIGHT_HELP = "Of the L2 term in the reward that ppo and hybrid learn from."
+_SPILL_WEIGHT_HELP = "Of the spill term in it."
+_L2_TERM_HELP = "What the L2 term is: compulsory over actual bytes of device memory, or the L2's hit rate."
 _DEVICE_HELP = "cuda or cuda:N, replay, or auto: the first Hopper GPU, and replay where there is none."
 _STORE_HELP = "SQLite file that trials go to. Default: one in the user's data folder"
 _TABLES_HELP = "Folder of recorded tables. Default: those of the package."
@@ -139,6 +158,9 @@ def main() -> None:
 @click.option("--store", type=_PATH, help=f"{_STORE_HELP}, and none on replay.")
 @click.option("--tables", type=_FOLDER, help=_TABLES_HELP)
 @click.option("--cold", is_flag=True, help="Begin at random, not with the best configs of other recorded problems.")
+@click.option("--l2-weight", type=click.FloatRange(min=0), default=0.02, show_default=True, help=_L2_WEIGHT_HELP)
+@click.option("--spill-weight", type=click.FloatRange(min=0), default=0.05, show_default=True, help=_SPILL_WEIGHT_HELP)
+@click.option("--l2-term", type=click.Choice(L2_TERMS), default="bytes", show_default=True, help=_L2_TERM_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def tune_command(
     shape: str,
@@ -148,16 +170,21 @@ def tune_command(
     budget: int | None,
     seconds: float | None,
     stop_at_speedup: float | None,
+    l2_weight: float,
+    spill_weight: float,
+    l2_term: str,
     **options: Any,
 ) -> None:
     """Search for the fastest kernel config of a problem. Ctrl-C ends the search and keeps the best so far."""
     problem = _parse(shape, dtype, out_dtype, layout)
+    from cupygemm.search.rewards import RewardWeights
     from cupygemm.search.tune import Budget
     from cupygemm.search.tune_command import TuneRequest, run_tune
 
     unlimited = seconds is not None or options["strategy"] == "exhaustive"
     limits = Budget(budget or (None if unlimited else 100), seconds, stop_at_speedup)
-    run_tune(TuneRequest(problem=problem, budget=limits, command=_command_line(), **options))
+    rewards = RewardWeights(l2_weight, spill_weight, l2_term)
+    run_tune(TuneRequest(problem=problem, budget=limits, rewards=rewards, command=_command_line(), **options))
 
 
 @main.command("record")
@@ -200,6 +227,105 @@ def report_command(documents: tuple[Path, ...], results: Path, tables: Path | No
     }
     for path in documents or report.documents():
         click.echo(f"{path}: {blocks.update(path, renderers, write)}")
+
+
+@main.command("bench")
+@click.argument("targets", metavar="[SUITE | MxNxK...]", nargs=-1)
+@_shape_options
+@click.option("--bundle", type=_PATH, help="Whose configs. Default: CUPYGEMM_BUNDLE; without a config, cuBLAS runs.")
+@click.option("--device", default="cuda:0", show_default=True, callback=_read_device, help="cuda or cuda:N.")
+@click.option("--mode", "modes", type=click.Choice(MODE_NAMES), multiple=True, help="Repeatable. Default: both.")
+@click.option("--commit", help="Commit to name in the provenance, where there is no git history.")
+@click.option("-o", "--output", type=_PATH, help="JSON file for the rows.")
+@click.option("--plot", type=_PATH, callback=_read_plot, help="Picture of the ratios, .png, .svg or .pdf.")
+@click.option("--from", "recorded", type=_PATH, help="Show this JSON file in place of measuring.")
+@click.option("--list", "list_suites", is_flag=True, help="Print the suites.")
+@click.pass_context
+def bench_command(
+    ctx: click.Context, /, targets: tuple[str, ...], recorded: Path | None, list_suites: bool, **options: Any
+) -> None:
+    """Measure a suite, shapes or all problems of a bundle against cuBLAS and the best cublasLt algorithm."""
+    if list_suites:
+        for line in suites.listing():
+            click.echo(line)
+        return
+    from cupygemm.bench_command import BenchRequest, run_bench, show_recorded
+
+    if recorded is not None:
+        _refuse(ctx, "with --from nothing is measured", {"recorded", "plot", "list_suites"})
+        show_recorded(recorded, options["plot"])
+        return
+    if not targets or targets[0] in suites.SUITES:
+        _refuse(ctx, "a suite and a bundle have their own", set(ctx.params) - {"dtype", "out_dtype", "layout"})
+    try:
+        problems, facts = suites.select(targets, *(options.pop(name) for name in ("dtype", "out_dtype", "layout")))
+    except ProblemError as error:
+        raise click.BadParameter(str(error), param_hint="SUITE or MxNxK") from error
+    if isinstance(options["device"], str):
+        raise click.BadParameter("measuring needs a GPU: cuda or cuda:N", param_hint="--device")
+    options["modes"] = tuple(dict.fromkeys(options["modes"])) or MODE_NAMES
+    run_bench(BenchRequest(problems=problems, facts=facts, command=_command_line(), **options))
+
+
+def _refuse(ctx: click.Context, why: str, legal: set[str]) -> None:
+    """Refuses options and arguments that were given and mean nothing here."""
+    given = [name for name in ctx.params if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    extra = [param.get_error_hint(ctx) for param in ctx.command.params if param.name in set(given) - legal]
+    if extra:
+        raise click.UsageError(f"{', '.join(extra)}: {why}")
+
+
+@main.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_context
+def doctor_command(ctx: click.Context, as_json: bool) -> None:
+    """Say what works on this machine, and what to do where something does not. Exit status 1: something is broken."""
+    from cupygemm.doctor_command import run_doctor
+
+    if not run_doctor(SEARCH_PACKAGES, as_json):
+        ctx.exit(1)
+
+
+@main.command("explain")
+@click.argument("shape", metavar="MxNxK")
+@_shape_options
+@click.option("--bundle", type=_PATH, help="Whose configs. Default: the bundle that CUPYGEMM_BUNDLE names.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def explain_command(
+    shape: str, dtype: str, out_dtype: str | None, layout: str, bundle: Path | None, as_json: bool
+) -> None:
+    """Say what matmul would run for a problem, and why. Without a GPU, for the one that the bundle was measured on."""
+    problem = _parse(shape, dtype, out_dtype, layout)
+    from cupygemm.explain_command import run_explain
+
+    run_explain(problem, bundle, as_json)
+
+
+@main.group("export")
+def export_group() -> None:
+    """Write recorded tables for other programs."""
+
+
+@export_group.command("kernel-tuner")
+@click.argument("table", metavar="TABLE | MxNxK")
+@_shape_options
+@click.option("--tables", type=_FOLDER, help="Folder of recorded tables. Default: those of the package.")
+@click.option("-o", "--output", type=_PATH, required=True, help="Cache file to write; its name must end in .json.")
+def export_kernel_tuner(
+    table: str, dtype: str, out_dtype: str | None, layout: str, tables: Path | None, output: Path
+) -> None:
+    """Write a recorded table as a cache file of Kernel Tuner, for its simulation mode."""
+    if output.suffix != ".json":
+        raise click.BadParameter(f"{output}: Kernel Tuner reads names that end in .json", param_hint="--output")
+    path = Path(table)
+    problem = None if path.name.endswith(TABLE_SUFFIX) else _parse(table, dtype, out_dtype, layout)
+    from cupygemm.search.kernel_tuner_export import export
+    from cupygemm.search.recorded import find_table
+    from cupygemm.search.table import Table
+
+    found = Table.read(path) if problem is None else find_table(problem, tables)
+    export(found, output)
+    click.echo(f"{output}: {count(len(found.rows), 'point')}, best {found.optimum_us:.2f} µs")
 
 
 @main.group("bundle")

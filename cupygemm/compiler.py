@@ -24,6 +24,9 @@ __all__ = ["CompiledKernel", "compile_kernel", "compile_program", "nvrtc_version
 OPTIONS = ("-arch=sm_90a", "-std=c++20", "-default-device", "--ptxas-options=-v")
 """NVRTC's options. A cubin for sm_90a, not PTX: an NVRTC newer than the driver makes PTX that the driver refuses."""
 
+OLDEST_NVRTC = (12, 9)
+"""Before it, ptxas serialises the WGMMAs of every config (C7515: 12.1, 12.3 to 12.6, 12.8; 2026-11)."""
+
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill (?:stores|loads)")
 _ADVISORY = re.compile(r"\b(C7[56]\d\d)\b")
@@ -113,9 +116,11 @@ def compile_program(name_expression: str, headers: Mapping[str, str], program: s
     """Compiles one translation unit whose includes are all in `headers`; no file is read.
 
     Raises:
-        CompileError: NVRTC is missing or refused the source; `log` has its words.
+        CompileError: NVRTC is missing, too old or refused the source; `log` has its words.
     """
     nvrtc = _nvrtc()
+    if tuple(map(int, nvrtc_version().split("."))) < OLDEST_NVRTC:
+        raise CompileError(_too_old(nvrtc_version()))
     texts = [text.encode() for text in headers.values()]
     names = [name.encode() for name in headers]
     handle = _checked(nvrtc, nvrtc.nvrtcCreateProgram(program.encode(), b"gemm.cu", len(texts), texts, names))[0]
@@ -133,13 +138,28 @@ def compile_program(name_expression: str, headers: Mapping[str, str], program: s
     return Program(cubin, lowered, log.rstrip("\0"))
 
 
+def _too_old(version: str) -> str:
+    oldest = "{}.{}".format(*OLDEST_NVRTC)
+    return (
+        f"NVRTC {version} is too old: its ptxas serialises the matrix instructions of every kernel; install {oldest} "
+        f"or newer, which the extra `cu12` does (pip install 'nvidia-cuda-nvrtc-cu12>={oldest}')"
+    )
+
+
 @cache
 def _nvrtc() -> ModuleType:
     try:
         # Loaded here because everything but compiling works without a CUDA wheel.
-        return import_module("cuda.bindings.nvrtc")
+        nvrtc = import_module("cuda.bindings.nvrtc")
     except ImportError as error:
         raise CompileError(not_installed("cuda-bindings (for NVRTC)", "cu13")) from error
+    try:
+        nvrtc.nvrtcVersion()  # the first call is what loads the library
+    except RuntimeError as error:
+        raise CompileError(
+            not_installed("the library of NVRTC, without which cuda-bindings is of no use,", "cu13")
+        ) from error
+    return nvrtc
 
 
 def _checked(nvrtc: ModuleType, result: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
@@ -233,15 +233,11 @@ def violation(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Vio
 
 
 def _violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
-    yield from _device_violations(device)
-    yield from _spec_violations(spec)
-    yield from _tile_violations(config, spec)
-    yield from _cluster_violations(config, spec)
-    yield from _register_violations(config)
-    yield from _pipeline_violations(config, spec, device)
+    for rule in RULES:
+        yield from rule(config, spec, device)
 
 
-def _device_violations(device: DeviceSpec) -> Iterator[Violation]:
+def _device_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
     if not device.is_hopper:
         cc = ".".join(map(str, device.compute_capability))
         yield Violation(
@@ -249,7 +245,7 @@ def _device_violations(device: DeviceSpec) -> Iterator[Violation]:
         )
 
 
-def _spec_violations(spec: KernelSpec) -> Iterator[Violation]:
+def _spec_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
     if spec.a_dtype != spec.b_dtype or spec.a_dtype not in ("float16", "bfloat16"):
         yield Violation(
             "dtypes", f"operands are {spec.a_dtype} and {spec.b_dtype}: both must be float16 or both bfloat16"
@@ -258,7 +254,7 @@ def _spec_violations(spec: KernelSpec) -> Iterator[Violation]:
         yield Violation("dtypes", f"the result is {spec.out_dtype}: it must be float16, bfloat16 or float32")
 
 
-def _tile_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Violation]:
+def _tile_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
     c = config
     if not 1 <= c.consumers <= 3:
         yield Violation("consumers", f"{c.consumers} consumer warpgroups: 1, 2 or 3 leave each enough registers")
@@ -290,7 +286,7 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Violati
         )
 
 
-def _cluster_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Violation]:
+def _cluster_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
     c = config
     if c.cluster_m not in (1, 2, 4, 8) or c.cluster_n not in (1, 2, 4, 8) or c.cluster_size > MAX_CLUSTER:
         yield Violation(
@@ -312,7 +308,7 @@ def _cluster_violations(config: KernelConfig, spec: KernelSpec) -> Iterator[Viol
             )
 
 
-def _register_violations(config: KernelConfig) -> Iterator[Violation]:
+def _register_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
     c = config
     if c.producer_registers % 8 or not MIN_PRODUCER_REGISTERS <= c.producer_registers <= 128:
         yield Violation(
@@ -343,8 +339,24 @@ def _pipeline_violations(config: KernelConfig, spec: KernelSpec, device: DeviceS
             "store_stages",
             "the result's rows are no multiple of 16 bytes: TMA cannot store them, only store_stages 0 can",
         )
-    needed = shared_bytes(c, spec)
+
+
+def _shared_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
+    needed = shared_bytes(config, spec)
     if needed > device.shared_bytes:
         yield Violation(
             "shared memory", f"{needed} bytes of shared memory: {device.name} has {device.shared_bytes} for a block"
         )
+
+
+Rule = Callable[[KernelConfig, KernelSpec, DeviceSpec], Iterator[Violation]]
+RULES: tuple[Rule, ...] = (
+    _device_violations,
+    _spec_violations,
+    _tile_violations,
+    _cluster_violations,
+    _register_violations,
+    _pipeline_violations,
+    _shared_violations,
+)
+"""What makes a config illegal, cheapest first; each can be asked alone."""

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from cupygemm import compiler, driver, settings
-from cupygemm.bundle import Bundle
+from cupygemm.bundle import Bundle, Entry
 from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec, illegal_reason
+from cupygemm.device import DeviceSpec
 from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
-from cupygemm.plan import LoadedKernel, Plan, misaligned_reason, unstorable_reason
-from cupygemm.problem import Problem
+from cupygemm.plan import LoadedKernel, Plan, misaligned_reason, oversize_reason, unstorable_reason
+from cupygemm.problem import DTYPE_BYTES, Problem
+from cupygemm.text import count
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +38,7 @@ class Choice:
         problem: the product as cupygemm sees it; None where it is none of its kind.
         config: the config that would run; None for cuBLAS.
         bundle: where the config comes from.
+        entry: its entry there, with the times that it was chosen for.
     """
 
     kernel: str
@@ -41,6 +46,7 @@ class Choice:
     problem: Problem | None = None
     config: KernelConfig | None = None
     bundle: str | None = None
+    entry: Entry | None = None
 
     def __str__(self) -> str:
         what = "the operands" if self.problem is None else str(self.problem)
@@ -48,12 +54,35 @@ class Choice:
             f"{what}: {'own kernel' if self.kernel == 'own' else 'cupy.matmul (cuBLAS)'}",
             f"  because {self.reason}",
         ]
+        if self.problem is not None:
+            lines.append(f"  {_layout_words(self.problem.layout)}")
         if self.config is not None:
             lines.append("  " + " ".join(f"{name}={value}" for name, value in self.config.to_dict().items()))
+        if self.entry is not None:
+            lines += [f"  {line}" for line in _entry_words(self.entry)]
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
+def _layout_words(layout: str) -> str:
+    stored = {"n": "stored row-major", "t": "stored transposed"}
+    return f"layout {layout}: A {stored[layout[0]]}, B {stored[layout[1]]}"
+
+
+def _entry_words(entry: Entry) -> Iterator[str]:
+    """What was measured of an entry's config, and how it was found."""
+    measured, search = entry.measured, entry.search
+    facts = [f"{measured.us:.2f} µs a launch"]
+    if measured.speedup is not None:
+        facts.append(f"{measured.speedup:.3f}× cuBLAS")
+    if measured.registers is not None:
+        facts.append(f"{measured.registers} registers a thread at launch")
+    if measured.spill_bytes:
+        facts.append(f"{measured.spill_bytes} bytes spilled a thread")
+    yield f"measured: {', '.join(facts)}"
+    yield f"found by {search.strategy}, {count(search.evaluations, 'evaluation')}"
+
+
+@dataclass(frozen=True, eq=False)
 class _Source:
     name: str
     bundle: Bundle
@@ -65,11 +94,17 @@ class Dispatcher:
     Safe from several threads: plans are made under a lock and read without one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, only: Mapping[str, Bundle] | None = None) -> None:
+        """Nothing is read or compiled yet.
+
+        Args:
+            only: bundles by name, the first one asked first, in place of the one that CUPYGEMM_BUNDLE names.
+        """
         self._lock = threading.RLock()
-        self._sources: list[_Source] | None = None
+        self._sources = None if only is None else [_Source(name, bundle) for name, bundle in only.items()]
         self._chosen: dict[tuple[Problem, int], tuple[Choice, Plan | None]] = {}
         self._loaded: dict[tuple[KernelSpec, KernelConfig, int], LoadedKernel | CupygemmError] = {}
+        self._warned: set[str] = set()
 
     def push(self, bundle: Bundle, name: str) -> object:
         """Puts a bundle before those in force; gives a token for `remove`."""
@@ -97,36 +132,89 @@ class Dispatcher:
             return Choice("cublas", problem), None
         key = (problem, a.device.id)
         known = self._chosen.get(key)
-        return self._decide(key) if known is None else known
+        return self.choose_for(*key) if known is None else known
 
-    def _decide(self, key: tuple[Problem, int]) -> tuple[Choice, Plan | None]:
-        problem, device = key
+    def choose_for(self, problem: Problem, device: int) -> tuple[Choice, Plan | None]:
+        """What runs a problem whose operands own kernels can read, on a CUDA device.
+
+        Raises:
+            CaptureError: as `choose`.
+            BundleError: as `choose`.
+        """
+        key = (problem, device)
         with self._lock:
             if key not in self._chosen:
                 self._chosen[key] = self._prepare(problem, device)
             return self._chosen[key]
 
+    def problems(self) -> list[Problem]:
+        """What the bundles in force have entries for, those of the newest bundle first.
+
+        Raises:
+            BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
+        """
+        with self._lock:
+            entries = [entry for source in self._in_force() for entry in source.bundle.entries]
+        return list(dict.fromkeys(entry.problem for entry in entries))
+
+    def choose_on(self, problem: Problem, spec: DeviceSpec) -> Choice:
+        """What would run a problem on a GPU that need not be here: nothing is compiled or loaded.
+
+        Raises:
+            BundleError: as `choose`.
+        """
+
+        def check(entry: Entry) -> None:
+            reason = oversize_reason(problem) or illegal_reason(entry.config, KernelSpec.of(problem), spec)
+            if reason is not None:
+                raise ConfigError(reason)
+
+        with self._lock:
+            return self._first_that_works(problem, spec, check)[0]
+
     def _prepare(self, problem: Problem, device: int) -> tuple[Choice, Plan | None]:
-        spec = driver.device_spec(device)
+        def make(entry: Entry) -> Plan:
+            return Plan(problem, self._load(problem, entry.config, device))
+
+        return self._first_that_works(problem, driver.device_spec(device), make)
+
+    def _first_that_works(
+        self, problem: Problem, spec: DeviceSpec, make: Callable[[Entry], Plan | None]
+    ) -> tuple[Choice, Plan | None]:
+        """The first entry that `make` raises nothing on, with what it makes of it."""
         if not spec.is_hopper:
             return Choice("cublas", f"{spec.name} is not a Hopper GPU", problem), None
         passed_over: list[str] = []
-        for source in self._in_force():
-            entry = source.bundle.entry(problem)
-            if entry is None:
-                continue
+        for source, entry in self._entries(problem, spec):
             reason = source.bundle.mismatch(spec, compiler.source_digest())
             if reason is None:
                 try:
-                    plan = Plan(problem, self._load(problem, entry.config, device))
+                    plan = make(entry)
                 except (CompileError, ConfigError, LaunchError, ProblemError) as error:
                     reason = str(error)
                 else:
-                    why = f"{source.name} has a config for it"
-                    return Choice("own", why, problem, entry.config, source.name), plan
+                    why = f"{source.name} has a config for it{self._told_where(source, spec)}"
+                    return Choice("own", why, problem, entry.config, source.name, entry), plan
             passed_over.append(f"the entry of {source.name} is skipped: {reason}")
             log.warning("%s: %s", problem, passed_over[-1])
         return Choice("cublas", "; ".join(passed_over) or "no bundle in force has a config for it", problem), None
+
+    def _entries(self, problem: Problem, spec: DeviceSpec) -> list[tuple[_Source, Entry]]:
+        """The entries for a problem: those measured on this very GPU first, then those of the newest bundle."""
+        found = [(source, source.bundle.entry(problem)) for source in self._in_force()]
+        known = [(source, entry) for source, entry in found if entry is not None]
+        return sorted(known, key=lambda pair: pair[0].bundle.elsewhere(spec) is not None)
+
+    def _told_where(self, source: _Source, spec: DeviceSpec) -> str:
+        """What to add where a bundle is of another GPU, which is also logged once."""
+        elsewhere = source.bundle.elsewhere(spec)
+        if elsewhere is None:
+            return ""
+        warning = f"{source.name} was {elsewhere}"
+        if warning not in self._warned:
+            self._warned.add(warning)
+            log.warning("%s", warning)
+        return f", {elsewhere}"
 
     def _load(self, problem: Problem, config: KernelConfig, device: int) -> LoadedKernel:
         spec = KernelSpec.of(problem)
@@ -191,6 +279,23 @@ def problem_of(a: Any, b: Any, out: Any) -> Problem | str:
         return f"TMA cannot copy {name}: {misaligned_reason(array, array.strides[0] == array.dtype.itemsize)}"
     reason = None if out is None else _unfit_reason(out, a, (m, n))
     return reason or Problem(m, n, k, a_dtype=dtype, b_dtype=dtype, out_dtype=dtype, layout=layout)
+
+
+def unposed_reason(problem: Problem) -> str | None:
+    """Why `matmul` never asks for this problem when its operands have no gaps between rows, or None when it does."""
+    if problem.out_dtype != problem.a_dtype:
+        return f"matmul's result has the operands' dtype, {problem.a_dtype}, not {problem.out_dtype}"
+    itemsize = DTYPE_BYTES[problem.a_dtype]
+    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}
+    for (name, shape), letter in zip(shapes.items(), problem.layout, strict=True):
+        rows, columns = shape
+        strides = (columns * itemsize, itemsize) if letter == "n" else (itemsize, rows * itemsize)
+        dtype, data = SimpleNamespace(itemsize=itemsize), SimpleNamespace(ptr=0)
+        array = SimpleNamespace(shape=shape, strides=strides, dtype=dtype, data=data)
+        reason = misaligned_reason(array, letter == "t")
+        if reason is not None:
+            return f"TMA cannot copy {name} where its rows lie without gaps: {reason}"
+    return None
 
 
 def _layout_letter(array: Any) -> str:

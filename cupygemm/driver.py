@@ -5,6 +5,7 @@ CuPy and cuda.bindings are loaded at the first use, so that the package works wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -90,18 +91,33 @@ def pci_bus_id(index: int) -> str:
 
 
 @cache
+def devices() -> tuple[int, ...]:
+    """Indices of all CUDA devices; empty without CuPy, a driver or a device."""
+    return tuple(range(_ask(lambda runtime: runtime.getDeviceCount()) or 0))
+
+
+def newest_cuda() -> tuple[int, int] | None:
+    """The newest CUDA version that the installed driver runs; None without CuPy or a driver."""
+    version = _ask(lambda runtime: runtime.driverGetVersion())
+    return (version // 1000, version % 1000 // 10) if version else None
+
+
+def _ask(question: Callable[[Any], int]) -> int | None:
+    """What CUDA's runtime answers, or None where CuPy or a driver is missing."""
+    try:
+        runtime = cupy().cuda.runtime
+    except LaunchError:
+        return None
+    try:
+        return int(question(runtime))
+    except runtime.CUDARuntimeError:
+        return None
+
+
+@cache
 def hopper_devices() -> tuple[int, ...]:
     """Indices of the CUDA devices that the kernels run on; empty without CuPy, a driver or such a device."""
-    try:
-        count = cupy().cuda.runtime.getDeviceCount()
-        return tuple(index for index in range(count) if device_spec(index).is_hopper)
-    except LaunchError:
-        return ()
-    except Exception as error:
-        # CuPy raises its own type, which is only known once CuPy is loaded, where there is no driver.
-        if isinstance(error, cupy().cuda.runtime.CUDARuntimeError):
-            return ()
-        raise
+    return tuple(index for index in devices() if device_spec(index).is_hopper)
 
 
 def max_active_clusters(function: int, cluster_size: int, threads: int, shared_bytes: int) -> int:

@@ -140,6 +140,10 @@ def is_usable(device: int) -> bool:
 class Bench:
     """All that is needed to verify and time candidates for one problem on one device.
 
+    Operands whose rows are no multiple of 16 bytes are padded to the next one, as TMA needs it (`draw_operands`); own
+    kernels, cuBLAS and cublasLt get the same buffers with the same strides. Rows of the result are not padded: where
+    TMA cannot store them, a kernel stores them from registers.
+
     Attributes:
         problem, device: what for, and where (CUDA index).
         has_baseline: whether cuBLAS has this combination of dtypes.
@@ -182,6 +186,11 @@ class Bench:
         if not error < WRONG_BASELINE:
             raise VerificationError(f"{self.problem}: cuBLAS differs from float64 by {error:.2e}")
         return True
+
+    @property
+    def cublas(self) -> Launch:
+        """The launch that candidates are compared with."""
+        return self._cublas.gemm
 
     def is_sound(self) -> bool:
         """Whether operands and references are still what they were, as cuBLAS can tell: a stray write spoils them."""

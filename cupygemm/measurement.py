@@ -37,7 +37,9 @@ class Measurement:
         spill_bytes: spill stores and loads of one thread, bytes; None when not compiled.
         clock_mhz: SM clock read beside the measurement; None where it cannot be read.
         power_w: board power read beside the measurement.
-        l2_term: compulsory over actual DRAM bytes; None when not measured.
+        l2_term: compulsory over actual DRAM bytes; None when not known.
+        l2_hit_rate: share of the bytes asked of the L2 that were there; None when not known.
+        l2_source: where these two are from: "counters", or "model" of the rasterisation; empty when not known.
         detail: one line for a person: why it failed.
     """
 
@@ -50,6 +52,8 @@ class Measurement:
     clock_mhz: int | None = None
     power_w: float | None = None
     l2_term: float | None = None
+    l2_hit_rate: float | None = None
+    l2_source: str = ""
     detail: str = ""
 
     @property

@@ -97,8 +97,9 @@ class Plan:
         Raises:
             ProblemError: the problem is larger than TMA's coordinates.
         """
-        if max(problem.m, problem.n, problem.k) > MAX_EXTENT or problem.batch != 1:
-            raise ProblemError(f"{problem}: sizes up to {MAX_EXTENT} and batch 1 are built")
+        reason = oversize_reason(problem)
+        if reason is not None:
+            raise ProblemError(reason)
         config = kernel.compiled.config
         tiles_m = -(-problem.m // (config.block_m * config.cluster_m))
         tiles_n = -(-problem.n // (config.block_n * config.cluster_n))
@@ -173,6 +174,13 @@ def _matrix(name: str, array: Any, shape: tuple[int, int], dtype: str, transpose
         raise ProblemError(f"{name}: {reason}")
     rows, columns = shape[::-1] if transposed else shape
     return Matrix(array.data.ptr, rows, columns, array.strides[1 if transposed else 0], dtype)
+
+
+def oversize_reason(problem: Problem) -> str | None:
+    """Why no config computes a problem, whatever its operands, or None."""
+    if max(problem.m, problem.n, problem.k) > MAX_EXTENT or problem.batch != 1:
+        return f"{problem}: sizes up to {MAX_EXTENT} and batch 1 are built"
+    return None
 
 
 def unstorable_reason(array: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Recorded results as Markdown: what stands between `<!-- results:NAME -->` and `<!-- /results -->` in a document.
+"""Recorded results as Markdown: the blocks `results:NAME` of the documents.
 
 Every row of a file is shown, won or lost, in the order recorded; nothing is chosen here.
 """
@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
-from cupygemm.atomic import write_atomically
-from cupygemm.errors import BundleError, CupygemmError
-from cupygemm.results import REPORT_SCHEMA, RESULTS_SCHEMA
-from cupygemm.text import count, one_line
+from cupygemm.blocks import table
+from cupygemm.errors import BundleError
+from cupygemm.results import REPORT_SCHEMA, RESULTS_SCHEMA, SEARCH_SCHEMA, times_finding
+from cupygemm.text import count
 
 DIRECTORY = Path("bench/results")
 """Where the recorded files lie in a checkout; they are not installed with the package."""
 
 NOTHING = "Nothing is recorded under this name yet."
 MISSING = "–"
-CLOSE = "<!-- /results -->"
+DEPENDENT = "dependent launch"
+"""How rows with programmatic dependent launch are marked."""
 
-_MARKER = re.compile(r"<!-- results:(?P<name>\w+) -->|" + re.escape(CLOSE))
 _VERSIONS = {"driver": "driver", "cuda": "CUDA", "nvrtc": "NVRTC", "cublas": "cuBLAS", "cupy": "CuPy"}
-_BASELINES = {"cublas_us": "cuBLAS", "cublaslt_us": "best cublasLt"}
+BASELINES = {"cublas_us": "cuBLAS", "cublaslt_us": "best cublasLt"}
+"""What rows compare with, by the field of its time."""
 
 
 @dataclass(frozen=True)
@@ -56,40 +54,37 @@ def read_results(directory: Path = DIRECTORY) -> dict[str, dict[str, Any]]:
     """
     if not directory.is_dir():
         raise BundleError(f"{directory}: no such folder: run this at the root of a checkout, or name it with --results")
-    return {path.stem: _read(path) for path in sorted(directory.glob("*.json"))}
+    return {path.stem: read_file(path) for path in sorted(directory.glob("*.json"))}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_file(path: Path, schemas: Collection[str] = ()) -> dict[str, Any]:
+    """One recorded file.
+
+    Args:
+        schemas: those that will do; all that this version renders where none is named.
+
+    Raises:
+        BundleError: it cannot be read, is no JSON object, has another schema, or its rows are none of times.
+    """
+    legal = schemas or RENDERERS
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
         raise BundleError(f"{path}: not JSON: {error}") from error
     schema = document.get("schema") if isinstance(document, dict) else None
-    if schema not in RENDERERS:
-        raise BundleError(f"{path}: schema is {schema!r}: legal values are {', '.join(RENDERERS)}")
+    if schema not in legal:
+        raise BundleError(f"{path}: schema is {schema!r}: legal values are {', '.join(legal)}")
+    finding = times_finding(document) if schema == RESULTS_SCHEMA else None
+    if finding is not None:
+        raise BundleError(f"{path}: {finding}")
     return dict(document)
 
 
-def fill(text: str, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text with every block between markers rendered anew.
-
-    Raises:
-        BundleError: a marker is opened twice, closed without being open, or never closed.
-    """
-    parts: list[str] = []
-    end, name = 0, None
-    for marker in _MARKER.finditer(text):
-        line = text.count("\n", 0, marker.start()) + 1
-        if (name is None) == (marker["name"] is None):
-            raise BundleError(f"line {line}: {marker[0]} does not follow its counterpart: markers come in pairs")
-        if name is None:
-            parts.append(text[end : marker.end()])
-        else:
-            parts.append(f"\n{render(results.get(name))}\n{CLOSE}")
-        end, name = marker.end(), marker["name"]
-    if name is not None:
-        raise BundleError(f"results:{name} is never closed: end the block with {CLOSE}")
-    return "".join([*parts, text[end:]])
+def documents() -> list[Path]:
+    """The documents of a checkout, from its root."""
+    return [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").glob("*.md"))]
 
 
 def render(document: Mapping[str, Any] | None) -> str:
@@ -98,23 +93,48 @@ def render(document: Mapping[str, Any] | None) -> str:
 
 
 def render_times(document: Mapping[str, Any]) -> str:
-    """A table with a row for each recorded row, the balance by mode, and where the times come from."""
+    """A table with a row for each recorded row, the balance by mode, what failed, and where the times come from."""
     rows = document["rows"]
-    columns = [column for column in COLUMNS if any(column.shown(row) for row in rows)]
-    cells = [[column.cell(row) for column in columns] for row in rows]
-    table = _table([column.title for column in columns], cells)
-    modes = dict.fromkeys(row["mode"] for row in rows)
-    balance = [_balance(mode, [row for row in rows if row["mode"] == mode]) for mode in modes]
-    return "\n\n".join([table, "\n".join(balance), _origin(document)])
+    columns = shown_columns(rows)
+    times = table([column.title for column in columns], [[column.cell(row) for column in columns] for row in rows])
+    failures = [f"not measured: {failure_line(failure)}" for failure in document.get("failures", ())]
+    lines = [f"- {line}" for line in (*balances(rows), *failures)]
+    return "\n\n".join([times, "\n".join(lines), origin(document)])
+
+
+def shown_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """The columns that these rows have something for."""
+    return [column for column in COLUMNS if any(column.shown(row) for row in rows)]
+
+
+def failure_line(failure: Mapping[str, Any]) -> str:
+    """What could not be measured, and why."""
+    return f"{row_name(failure)}: {failure['detail']}"
+
+
+def balances(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Wins, losses and the geometric mean of the ratio against each baseline, a line a mode: modes do not average.
+
+    Rows with programmatic dependent launch have lines of their own.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(mode_name(row), []).append(row)
+    return [_balance(name, group) for name, group in groups.items()]
+
+
+def mode_name(row: Mapping[str, Any]) -> str:
+    """How a row was measured: rows that differ here are not averaged together."""
+    return f"{row['mode']}, {DEPENDENT}" if row.get("pdl") else str(row["mode"])
 
 
 def _balance(mode: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    parts = [f"- {mode}, {count(len(rows), 'row')}"]
-    for baseline, name in _BASELINES.items():
-        found = [ratio for row in rows if (ratio := _ratio(row, baseline)) is not None]
+    parts = [f"{mode}, {count(len(rows), 'row')}"]
+    for baseline, name in BASELINES.items():
+        found = [over for row in rows if (over := ratio(row, baseline)) is not None]
         if not found:
             continue
-        wins = sum(ratio > 1 for ratio in found)
+        wins = sum(over > 1 for over in found)
         mean = math.exp(math.fsum(map(math.log, found)) / len(found))
         losses = len(found) - wins
         parts.append(f"against {name}: {wins} faster, {losses} not, geometric mean of the ratio {mean:.3f}")
@@ -125,7 +145,7 @@ def render_report(document: Mapping[str, Any]) -> str:
     """The summary of a report as a list, the number of its failures, and where it comes from."""
     lines = [f"- {name}: {_value(value)}" for name, value in _flat(document["summary"])]
     lines.append(f"- failures: {len(document['failures'])}")
-    return "\n".join([*lines, "", _origin(document)])
+    return "\n".join([*lines, "", origin(document)])
 
 
 def render_search(document: Mapping[str, Any]) -> str:
@@ -139,14 +159,37 @@ def render_search(document: Mapping[str, Any]) -> str:
         ]
         seeded = "yes" if result["seeded"] else "no"
         cells.append([name, seeded, *scores, _value(result.get("evals_to_99_median"))])
-    return f"{_table(header, cells)}\n\n{_origin(document)}"
+    return "\n\n".join([table(header, cells), *_medians(document), origin(document)])
+
+
+def _medians(document: Mapping[str, Any]) -> list[str]:
+    """Tables of what a strategy finds at the median of its seeds: a row a problem, a column a strategy."""
+    strategies = document["strategies"]
+    found = []
+    for budget in document["budgets"]:
+        if budget not in document["points"]:
+            continue
+        at = document["points"].index(budget)
+        rows = [
+            [problem, *(f"{result['per_table'][problem]['curve'][at]:.3f}" for result in strategies.values())]
+            for problem in document["tables"]
+        ]
+        found.append(f"Fraction of the optimum's speed after {budget} evaluations, median over seeds:")
+        found.append(table(["problem", *strategies], rows))
+    return found
 
 
 RENDERERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     RESULTS_SCHEMA: render_times,
     REPORT_SCHEMA: render_report,
-    "cupygemm.search/1": render_search,
+    SEARCH_SCHEMA: render_search,
 }
+
+
+def row_name(row: Mapping[str, Any]) -> str:
+    """The problem of a row and what is unusual about it, in one line; not its mode."""
+    extras = [part for part in (_extras(row), str(row.get("call", MISSING))) if part != MISSING]
+    return ", ".join([f"{_problem(row)} {_dtypes(row)} {row['layout']}", *extras])
 
 
 def _problem(row: Mapping[str, Any]) -> str:
@@ -161,10 +204,10 @@ def _dtypes(row: Mapping[str, Any]) -> str:
 
 def _extras(row: Mapping[str, Any]) -> str:
     named = [row[key] for key in ("epilogue", "scales") if row.get(key) not in (None, "none")]
-    return ", ".join([*named, *(["dependent launch"] if row.get("pdl") else [])]) or MISSING
+    return ", ".join([*named, *([DEPENDENT] if row.get("pdl") else [])]) or MISSING
 
 
-def _ratio(row: Mapping[str, Any], baseline: str) -> float | None:
+def ratio(row: Mapping[str, Any], baseline: str) -> float | None:
     """Their time over ours: above 1 is a win; None where either was not measured."""
     theirs, ours = row.get(baseline), row.get("cupygemm_us")
     return theirs / ours if theirs and ours else None
@@ -185,7 +228,7 @@ def _time(key: str, title: str) -> Column:
 
 
 def _over(key: str, title: str) -> Column:
-    return Column(f"{title} / cupygemm", lambda row: _value(_ratio(row, key), ".3f"))
+    return Column(f"{title} / cupygemm", lambda row: _value(ratio(row, key), ".3f"))
 
 
 COLUMNS = (
@@ -206,11 +249,6 @@ COLUMNS = (
 )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, value in values.items():
@@ -218,47 +256,18 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _origin(document: Mapping[str, Any]) -> str:
+def where_and_when(document: Mapping[str, Any]) -> tuple[str, str]:
+    """Device and date."""
+    facts = document["provenance"]
+    return str(facts.get("device") or "no GPU"), str(facts.get("date") or "undated")[:10]
+
+
+def origin(document: Mapping[str, Any]) -> str:
     """Device, date, commit, versions and command, as far as the file has them."""
-    origin = document["provenance"]
-    commit = f"commit {str(origin['commit'])[:10]}" if origin.get("commit") else "an unnamed commit"
-    commit += " with uncommitted changes" if origin.get("dirty") else ""
-    versions = [f"{name} {origin[key]}" for key, name in _VERSIONS.items() if origin.get(key)]
-    parts = [origin.get("device") or "no GPU", str(origin.get("date") or "undated")[:10], commit, *versions]
+    facts = document["provenance"]
+    commit = f"commit {str(facts['commit'])[:10]}" if facts.get("commit") else "an unnamed commit"
+    commit += " with uncommitted changes" if facts.get("dirty") else ""
+    versions = [f"{name} {facts[key]}" for key, name in _VERSIONS.items() if facts.get(key)]
+    parts = [*where_and_when(document), commit, *versions]
     command = f" Command: `{document['command']}`." if document.get("command") else ""
     return f"{', '.join(parts)}.{command}"
-
-
-@click.command("report")
-@click.argument("documents", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--results", default=DIRECTORY, show_default=True, type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--write/--check", default=True, help="Write the documents, or fail if one differs from what is recorded."
-)
-def report(documents: tuple[Path, ...], results: Path, write: bool) -> None:
-    """Fill the results blocks of Markdown DOCUMENTS (README.md if none is named) from recorded JSON files."""
-    try:
-        recorded = read_results(results)
-        for path in documents or (Path("README.md"),):
-            click.echo(f"{path}: {_update(path, recorded, write)}")
-    except (CupygemmError, OSError) as error:
-        raise click.ClickException(one_line(error)) from error
-
-
-def _update(path: Path, recorded: Mapping[str, Mapping[str, Any]], write: bool) -> str:
-    """What was done."""
-    old = path.read_text(encoding="utf-8")
-    try:
-        new = fill(old, recorded)
-    except BundleError as error:
-        raise BundleError(f"{path}, {error}") from error
-    if old == new:
-        return "up to date"
-    if not write:
-        raise BundleError(f"{path}: a results block differs from what is recorded: run `cupygemm report {path}`")
-    write_atomically(path, new.encode())
-    return "written"
-
-
-if __name__ == "__main__":
-    report()

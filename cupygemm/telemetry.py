@@ -24,6 +24,59 @@ class Reading:
     power_w: float | None = None
 
 
+@dataclass(frozen=True)
+class Condition:
+    """What may slow a GPU down; None where it cannot be read.
+
+    Attributes:
+        power_limit_w, default_power_limit_w: in force, and as shipped.
+        slowdowns: what lowers the clock at this moment, in words; empty for nothing.
+        ecc: whether memory has error correction on.
+        persistence: whether the driver stays loaded between processes.
+        clock_mhz, max_clock_mhz: SM clock now and at most.
+    """
+
+    power_limit_w: float | None
+    default_power_limit_w: float | None
+    slowdowns: tuple[str, ...] | None
+    ecc: bool | None
+    persistence: bool | None
+    clock_mhz: int | None
+    max_clock_mhz: int | None
+
+
+SLOWDOWNS = {
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+"""Bits of nvmlClocksEventReasons that mean less speed than the GPU could give (nvml.h); idle is none of them."""
+
+
+def condition(device: int) -> Condition:
+    """Power limit, slowdowns and modes of a GPU now.
+
+    Args:
+        device: CUDA device index.
+    """
+    limit = _query(device, lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementLimit(handle))
+    default = _query(device, lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
+    reasons = _query(device, lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    ecc = _query(device, lambda nvml, handle: nvml.nvmlDeviceGetEccMode(handle))
+    persistence = _query(device, lambda nvml, handle: nvml.nvmlDeviceGetPersistenceMode(handle))
+    return Condition(
+        power_limit_w=None if limit is None else limit / 1000,
+        default_power_limit_w=None if default is None else default / 1000,
+        slowdowns=None if reasons is None else tuple(name for bit, name in SLOWDOWNS.items() if reasons & bit),
+        ecc=None if ecc is None else bool(ecc[0]),
+        persistence=None if persistence is None else bool(persistence),
+        clock_mhz=read(device).clock_mhz,
+        max_clock_mhz=_query(device, lambda nvml, handle: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+    )
+
+
 def read(device: int) -> Reading:
     """Clock and power now.
 

@@ -29,6 +29,7 @@ from cupygemm.errors import CompileError, CupygemmError, LaunchError
 from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS, Jobs, Outcome
+from cupygemm.search.traffic import with_l2
 
 COMPILE_DEADLINE_S = 120.0
 PREPARE_DEADLINE_S = 180.0
@@ -155,11 +156,13 @@ class GpuRunner:
 
     def _on_each(self, problems: Sequence[Problem], configs: Sequence[KernelConfig]) -> Iterator[list[Measurement]]:
         """For each config, a measurement on each of the problems, which share a spec."""
-        for compiled in self._compiled(KernelSpec.of(problems[0]), configs):
+        for config, compiled in zip(configs, self._compiled(KernelSpec.of(problems[0]), configs), strict=True):
             if isinstance(compiled, Measurement):
                 yield [compiled] * len(problems)
-            else:
-                yield [_with_resources(found, compiled) for found in self._measure(compiled, problems)]
+                continue
+            found = [_with_resources(measured, compiled) for measured in self._measure(compiled, problems)]
+            pairs = zip(found, problems, strict=True)
+            yield [with_l2(measured, problem, config, self.device_spec) for measured, problem in pairs]
 
     def _measure(self, kernel: CompiledKernel, problems: Sequence[Problem]) -> list[Measurement]:
         found = self._attempt(self._jobs.measure, problems, (kernel, problems), len(problems))

@@ -9,6 +9,7 @@ from cupygemm.errors import ProblemError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 from cupygemm.search.table import Row, Table
+from cupygemm.search.traffic import with_l2
 
 
 class ReplayRunner:
@@ -47,7 +48,8 @@ class ReplayRunner:
         row = self.table.rows.get(config)
         if row is None:
             return Measurement(Status.ILLEGAL, detail="not in the recorded sub-space")
-        return _measurement(row, self.table.baselines.get("cublas_us"))
+        found = _measurement(row, self.table.baselines.get("cublas_us"))
+        return with_l2(found, self.table.problem, config, self.table.device)
 
 
 def _measurement(row: Row, cublas_us: float | None) -> Measurement:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import RULES, KernelConfig, KernelSpec, Rule, illegal_reason
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import ConfigError
 from cupygemm.problem import Problem
@@ -67,6 +67,7 @@ class SearchSpace:
     Attributes:
         knobs: one for each field of `KernelConfig`, in its order.
         members: every legal config where they are known beforehand (a small or recorded space), else None.
+        rules: what legality consists of: each refuses by itself, reading only the fields that it is about.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class SearchSpace:
         knobs: Sequence[Knob],
         is_legal: Callable[[KernelConfig], bool],
         members: Sequence[KernelConfig] | None = None,
+        rules: Sequence[Callable[[KernelConfig], bool]] = (),
     ) -> None:
         """Builds a space.
 
@@ -81,6 +83,7 @@ class SearchSpace:
             knobs: one for each config field, in any order.
             is_legal: whether a config made of the knobs' values may be tried.
             members: the legal configs, where known; they must be what `is_legal` accepts.
+            rules: `is_legal` in parts, where it has any.
 
         Raises:
             ConfigError: a field has no knob or two, or `members` is empty.
@@ -93,6 +96,7 @@ class SearchSpace:
             raise ConfigError("the space is empty: no config in it is legal")
         self.knobs = tuple(by_name[name] for name in FIELD_NAMES)
         self.members = None if members is None else tuple(members)
+        self.rules = tuple(rules) or (is_legal,)
         self._is_legal = is_legal
         self._index = [{value: i for i, value in enumerate(knob.values)} for knob in self.knobs]
 
@@ -100,7 +104,12 @@ class SearchSpace:
     def for_problem(cls, problem: Problem, device: DeviceSpec) -> Self:
         """The full default space: everything `illegal_reason` lets pass for this problem on this device."""
         spec = KernelSpec.of(problem)
-        return cls(FULL_KNOBS, lambda config: illegal_reason(config, spec, device) is None)
+
+        def accepts(rule: Rule) -> Callable[[KernelConfig], bool]:
+            return lambda config: next(rule(config, spec, device), None) is None
+
+        is_legal = lambda config: illegal_reason(config, spec, device) is None  # noqa: E731
+        return cls(FULL_KNOBS, is_legal, rules=[accepts(rule) for rule in RULES])
 
     @classmethod
     def of_members(cls, knobs: Sequence[Knob], members: Sequence[KernelConfig]) -> Self:

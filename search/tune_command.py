@@ -16,9 +16,10 @@ from cupygemm.problem import Problem
 from cupygemm.search.gpu_target import gpu_target
 from cupygemm.search.outcome import BundleFile, result_event
 from cupygemm.search.progress import Reporter, counts, make_reporter
+from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.seeds import recorded_seeds
 from cupygemm.search.store import TrialStore, default_store
-from cupygemm.search.strategies import SEEDED, make_strategy
+from cupygemm.search.strategies import SEEDED, StrategyContext, make_strategy
 from cupygemm.search.target import Target, replay_target
 from cupygemm.search.tune import Budget, Trial, TuneResult, tune
 from cupygemm.text import one_line, printable
@@ -35,6 +36,7 @@ class TuneRequest:
         store: where trials go; None for the default, which is nowhere on replay.
         tables: folder of recorded tables; None for those of the package.
         cold: begin with nothing known, not with the best configs of other recorded problems.
+        rewards: what learning strategies maximise.
         as_json: JSON lines, not words.
         command: the command line, for the provenance.
     """
@@ -48,6 +50,7 @@ class TuneRequest:
     store: Path | None
     tables: Path | None
     cold: bool
+    rewards: RewardWeights
     as_json: bool
     command: str
 
@@ -86,7 +89,7 @@ def _tune(request: TuneRequest, target: Target) -> None:
         _warn(f"{output.path}: its entries are of other kernel sources and will be replaced")
     seeded = request.strategy in SEEDED and not request.cold
     start = recorded_seeds(request.problem, request.tables) if seeded else ()
-    strategy = make_strategy(request.strategy, target.space, request.seed, start)
+    strategy = make_strategy(request.strategy, StrategyContext(target.space, request.seed, start, request.rewards))
     reporter = make_reporter(click.echo, request.as_json, _expected(request, target))
     store = _open_store(request, target)
     if request.device == "auto" and target.recorded is not None:

@@ -1,7 +1,7 @@
-"""What a test may need that a machine may lack: a Hopper GPU (marker `gpu`), NVRTC (marker `nvrtc`).
+"""What a test may need that a machine may lack: a Hopper GPU (marker `gpu`), NVRTC (`nvrtc`), Kernel Tuner.
 
-Without it such a test is skipped with the reason. CUPYGEMM_REQUIRE_GPU=1 and CUPYGEMM_REQUIRE_NVRTC=1, which the make
-targets set where they install what is needed, make it an error instead: a run that means to check must not skip.
+Without it such a test is skipped with the reason. CUPYGEMM_REQUIRE_GPU=1 and its like, which the make targets set where
+they install what is needed, make it an error instead: a run that means to check must not skip.
 """
 
 from __future__ import annotations
@@ -46,9 +46,16 @@ def missing_nvrtc() -> str | None:
     return None
 
 
+@cache
+def missing_kernel_tuner() -> str | None:
+    """Why Kernel Tuner cannot be run here, or None."""
+    return None if importlib.util.find_spec("kernel_tuner") else "Kernel Tuner is not installed"
+
+
 NEEDS: dict[str, tuple[Callable[[], str | None], str]] = {
     "gpu": (missing_gpu, "CUPYGEMM_REQUIRE_GPU"),
     "nvrtc": (missing_nvrtc, "CUPYGEMM_REQUIRE_NVRTC"),
+    "kernel_tuner": (missing_kernel_tuner, "CUPYGEMM_REQUIRE_KERNEL_TUNER"),
 }
 
 

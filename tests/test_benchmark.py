@@ -13,7 +13,7 @@ from cupygemm.config import KernelConfig
 from cupygemm.errors import VerificationError
 from cupygemm.measure import RESIDENT, ROTATED, THOROUGH, Effort, Timing
 from cupygemm.problem import Problem
-from cupygemm.results import write_results
+from cupygemm.results import times_document, write_results
 from cupygemm.telemetry import Reading
 from cupygemm.verify import Verdict
 
@@ -96,14 +96,24 @@ def test_a_wrong_result_is_not_reported() -> None:
         benchmark(FakeBench(Verdict(2e-3, 3e-4, 0.4)), launch, CONFIG)  # type: ignore[arg-type]
 
 
+def test_cublas_as_the_candidate_is_held_to_the_bound_of_a_baseline() -> None:
+    # It may add up split-K partials in 16 bits; a product that is wrong outright is still none.
+    loose, wrong = Verdict(2e-3, 3e-4, 4.0), Verdict(2e-2, 3e-4, 40.0)
+    assert benchmark(FakeBench(loose), launch)["error"] == 2e-3  # type: ignore[arg-type]
+    with pytest.raises(VerificationError):
+        benchmark(FakeBench(wrong), launch)  # type: ignore[arg-type]
+
+
 def test_a_file_holds_its_command_provenance_and_rows(tmp_path: Path) -> None:
     row = result_row(PROBLEM, Timing({"cupygemm": [1.0, 2.0, 3.0]}), 1e-4, CONFIG, ROTATED, 1)
     path = tmp_path / "results" / "headline.json"
-    write_results(path, "headline", "python bench/headline.py", {"device": "NVIDIA H200"}, [row])
+    facts = {"device": "NVIDIA H200"}
+    write_results(path, times_document("headline", "cupygemm bench", facts, [row], suite="headline"))
     assert json.loads(path.read_text(encoding="utf-8")) == {
         "schema": "cupygemm.results/1",
         "name": "headline",
-        "command": "python bench/headline.py",
+        "command": "cupygemm bench",
+        "suite": "headline",
         "provenance": {"device": "NVIDIA H200"},
         "rows": [row],
     }
@@ -111,8 +121,8 @@ def test_a_file_holds_its_command_provenance_and_rows(tmp_path: Path) -> None:
 
 def test_a_number_that_json_does_not_have_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "headline.json"
-    write_results(path, "headline", "", {}, [])
+    write_results(path, times_document("headline", "", {}, []))
     before = path.read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="JSON"):
-        write_results(path, "headline", "", {}, [{"error": float("nan")}])
+        write_results(path, times_document("headline", "", {}, [{"error": float("nan")}]))
     assert path.read_text(encoding="utf-8") == before

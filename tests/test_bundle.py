@@ -185,8 +185,7 @@ def test_find_gives_the_entry_of_exactly_this_problem():
 @pytest.mark.parametrize(
     ("device", "digest", "reason"),
     [
-        (replace(H200, name="NVIDIA H100"), "d1", "NVIDIA H100"),
-        (replace(H200, sm_count=114), "d1", "its number of SMs is 132, not 114"),
+        (replace(H200, compute_capability=(10, 0)), "d1", "its compute capability is 9.0, not 10.0"),
         (H200, "d2", "sources have changed"),
     ],
 )
@@ -197,6 +196,17 @@ def test_an_entry_from_elsewhere_is_skipped_with_a_warning(caplog, device, diges
     (record,) = caplog.records
     assert reason in record.getMessage()
     assert str(PROBLEM) in record.getMessage()
+
+
+@pytest.mark.parametrize("changes", [{"name": "NVIDIA H100"}, {"sm_count": 114}])
+def test_an_entry_of_another_hopper_gpu_is_found_with_a_warning(caplog, changes):
+    loaded, device = bundle(), replace(H200, **changes)
+    with caplog.at_level(logging.WARNING, logger="cupygemm"):
+        assert loaded.find(PROBLEM, device, "d1") == entry()
+    (record,) = caplog.records
+    for words in (str(PROBLEM), "NVIDIA H200 (132 SMs)", f"{device.name} ({device.sm_count} SMs)", "cupygemm tune"):
+        assert words in record.getMessage()
+    assert loaded.elsewhere(H200) is None
 
 
 def test_a_problem_that_is_not_there_is_no_warning(caplog):

@@ -172,6 +172,7 @@ def test_shapes_may_be_written_as_in_reports(run):
 def test_a_missing_package_of_the_search_is_one_line(package, tables):
     source = f"import sys; sys.modules[{package!r}] = None; from cupygemm.cli import main; main()"
     command = [sys.executable, "-c", source, "tune", PROBLEM.shape, "--tables", str(tables), "--device", "replay"]
+    command += ["--strategy", "hybrid"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

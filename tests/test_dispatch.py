@@ -16,7 +16,7 @@ import pytest
 import cupygemm
 from cupygemm import api, compiler
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher
+from cupygemm.dispatch import Dispatcher, unposed_reason
 from cupygemm.errors import BundleError, CaptureError, CompileError
 from cupygemm.problem import Problem
 from tests.fake_gpu import CudaError, FakeGpu
@@ -37,12 +37,19 @@ def test_explain_launches_nothing_and_says_what_would_run(gpu: FakeGpu) -> None:
     choice = cupygemm.explain(a, b)
     assert (choice.kernel, choice.problem, choice.config) == ("own", PROBLEM, SMALL)
     assert choice.bundle == "the bundle given"
-    assert "own kernel" in str(choice)
-    assert "block_m=64" in str(choice)
+    assert str(choice).splitlines() == [
+        "24x40x16 float16 nn: own kernel",
+        "  because the bundle given has a config for it",
+        "  layout nn: A stored row-major, B stored row-major",
+        f"  {' '.join(f'{name}={value}' for name, value in SMALL.to_dict().items())}",
+        "  measured: 1.00 µs a launch",
+        "  found by test, 1 evaluation",
+    ]
     assert (len(gpu.compiled), gpu.launches, gpu.fallbacks) == (1, [], [])
     nothing = cupygemm.explain(b.T, a.T)
     assert (nothing.kernel, nothing.reason) == ("cublas", "no bundle in force has a config for it")
     assert nothing.problem == Problem(40, 24, 16, layout="tt")
+    assert "layout tt: A stored transposed, B stored transposed" in str(nothing)
     assert "cuBLAS" in str(nothing)
     assert "the operands: cupy.matmul" in str(cupygemm.explain(a, a))
 
@@ -119,8 +126,7 @@ def test_a_bundle_that_cannot_be_read_is_an_error(
 @pytest.mark.parametrize(
     ("made_for", "words"),
     [
-        ({"device": replace(H200, name="NVIDIA H100 PCIe", sm_count=114)}, ("NVIDIA H100 PCIe", "NVIDIA H200")),
-        ({"device": replace(H200, sm_count=60)}, ("60", "132")),
+        ({"device": replace(H200, compute_capability=(10, 0))}, ("another kind of GPU", "10.0, not 9.0")),
         ({"digest": "0123456789abcdef"}, ("sources have changed", "0123456789ab")),
     ],
 )
@@ -142,6 +148,87 @@ def test_an_entry_from_elsewhere_is_passed_over_with_one_warning(
     # Other problems of that bundle are none of this product's concern.
     assert cupygemm.explain(b.T, a.T).reason == "no bundle in force has a config for it"
     assert len(caplog.records) == 1
+
+
+H100 = replace(H200, name="NVIDIA H100 PCIe", sm_count=114)
+
+
+@pytest.mark.parametrize("elsewhere", [H100, replace(H200, name="NVIDIA H200 MIG 3g.71gb", sm_count=60)])
+def test_an_entry_of_another_hopper_gpu_is_used_with_one_warning(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture, elsewhere: DeviceSpec
+) -> None:
+    gpu.specs[0] = elsewhere
+    cupygemm.use(bundle_of(PROBLEM, replace(PROBLEM, m=8)))
+    a, b = operands(gpu)
+    for rows in (24, 8, 24):
+        np.testing.assert_array_equal(plain(cupygemm.matmul(a[:rows], b)), right(a[:rows], b))
+    assert (len(gpu.launches), gpu.fallbacks) == (3, [])
+    said = (f"{elsewhere.name} ({elsewhere.sm_count} SMs)", "NVIDIA H200 (132 SMs)", "cupygemm tune")
+    choice = cupygemm.explain(a, b)
+    assert (choice.kernel, choice.config) == ("own", SMALL)
+    assert all(words in choice.reason for words in said)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert all(words in record.getMessage() for words in ("the bundle given was measured on", *said))
+
+
+def test_an_entry_of_the_gpu_at_hand_comes_before_one_of_another(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupygemm.use(bundle_of(PROBLEM))
+    cupygemm.use(bundle_of(PROBLEM, config=LARGE, device=H100))
+    a, b = operands(gpu)
+    assert cupygemm.explain(a, b).config == SMALL
+    assert caplog.records == []
+    gpu.refused[SMALL] = CompileError("NVRTC refused the kernel: no", "log")
+    monkeypatch.setattr(api, "_dispatcher", Dispatcher())
+    cupygemm.use(bundle_of(PROBLEM))
+    cupygemm.use(bundle_of(PROBLEM, config=LARGE, device=H100))
+    assert cupygemm.explain(a, b).config == LARGE
+
+
+def test_an_entry_of_another_hopper_gpu_that_is_not_legal_here_is_passed_over(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu.specs[0] = replace(H100, shared_bytes=64 * 1024)
+    cupygemm.use(bundle_of(PROBLEM, config=LARGE))
+    choice = cupygemm.explain(*operands(gpu))
+    assert choice.kernel == "cublas"
+    assert "bytes of shared memory: NVIDIA H100 PCIe has 65536" in choice.reason
+    assert len(caplog.records) == 1
+
+
+def test_what_would_run_elsewhere_is_said_without_compiling(gpu: FakeGpu) -> None:
+    dispatcher = Dispatcher({"tuned.yaml": bundle_of(PROBLEM, config=LARGE)})
+    choice = dispatcher.choose_on(PROBLEM, H100)
+    assert (choice.kernel, choice.config, choice.bundle) == ("own", LARGE, "tuned.yaml")
+    assert choice.entry is not None
+    assert dispatcher.choose_on(PROBLEM, BLACKWELL).reason == "NVIDIA B200 is not a Hopper GPU"
+    small = dispatcher.choose_on(PROBLEM, replace(H200, shared_bytes=1024))
+    assert (small.kernel, "shared memory" in small.reason) == ("cublas", True)
+    assert dispatcher.choose_on(Problem(8, 8, 8), H200).reason == "no bundle in force has a config for it"
+    huge = Problem(2**31, 8, 8)
+    assert "are built" in Dispatcher({"x": bundle_of(huge)}).choose_on(huge, H200).reason
+    assert gpu.compiled == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (Problem(64, 64, 64), None),
+        (Problem(64, 64, 60), "TMA cannot copy a where its rows lie without gaps: rows are 120 bytes apart"),
+        (Problem(64, 60, 64), "TMA cannot copy b where its rows lie without gaps: rows are 120 bytes apart"),
+        (Problem(60, 64, 64, layout="tn"), "TMA cannot copy a"),
+        (Problem(60, 64, 64, layout="nt"), None),
+        (Problem(64, 60, 64, layout="tt"), None),
+        (Problem(64, 1, 64, layout="nt"), None),
+        (Problem(1, 64, 60), None),
+        (Problem(64, 64, 64, out_dtype="float32"), "matmul's result has the operands' dtype, float16, not float32"),
+    ],
+)
+def test_problems_that_matmul_never_asks_for_have_a_reason(problem: Problem, words: str | None) -> None:
+    reason = unposed_reason(problem)
+    assert (reason is None) if words is None else (reason is not None and words in reason)
 
 
 def test_what_is_passed_over_leaves_the_next_bundle_its_turn(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:

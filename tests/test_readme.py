@@ -1,4 +1,4 @@
-"""The README says what is recorded and what exists; the renderer shows losses, gaps and provenance."""
+"""The README says what exists; the renderer of results shows losses, gaps and provenance."""
 
 from __future__ import annotations
 
@@ -34,12 +34,6 @@ def times(*rows: dict, **provenance: object) -> dict:
 
 def cells(markdown: str) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in markdown.splitlines() if line.startswith("|")]
-
-
-@each_document
-def test_results_blocks_equal_what_is_recorded(path):
-    text = path.read_text(encoding="utf-8")
-    assert report.fill(text, report.read_results(ROOT / report.DIRECTORY)) == text
 
 
 def test_the_readme_has_the_headline():
@@ -115,22 +109,6 @@ def test_reports_and_searches_are_rendered():
     assert cells(report.render(search))[2] == ["random", "no", "0.9 ± 0.01", "–"]
 
 
-def test_fill_replaces_only_what_is_between_markers():
-    text = "before\n<!-- results:none -->\nold\n<!-- /results -->\nafter\n"
-    filled = report.fill(text, {})
-    assert filled == f"before\n<!-- results:none -->\n{report.NOTHING}\n<!-- /results -->\nafter\n"
-    assert report.fill(filled, {}) == filled
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["<!-- results:a -->", "\n<!-- /results -->", "<!-- results:a --><!-- results:b --><!-- /results -->"],
-)
-def test_unpaired_markers_are_refused(text):
-    with pytest.raises(BundleError, match=r"pairs|never closed"):
-        report.fill(text, {})
-
-
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema": "cupygemm.results/9"}'])
 def test_unknown_files_are_refused_by_name(tmp_path, content):
     (tmp_path / "odd.json").write_text(content)
@@ -142,21 +120,21 @@ def test_the_command_checks_and_writes(tmp_path):
     document = tmp_path / "page.md"
     document.write_text("<!-- results:headline -->\n<!-- /results -->\n")
     (tmp_path / "headline.json").write_text(json.dumps(times(row(1.0, 2.0))))
-    command = [str(document), "--results", str(tmp_path)]
-    stale = CliRunner().invoke(report.report, [*command, "--check"])
+    command = ["report", str(document), "--results", str(tmp_path)]
+    stale = CliRunner().invoke(main, [*command, "--check"])
     assert stale.exit_code == 1
     assert "differs from what is recorded" in stale.stderr
-    assert CliRunner().invoke(report.report, command).stdout == f"{document}: written\n"
+    assert CliRunner().invoke(main, command).stdout == f"{document}: written\n"
     assert "256×512×1024" in document.read_text()
-    assert CliRunner().invoke(report.report, [*command, "--check"]).stdout == f"{document}: up to date\n"
+    assert CliRunner().invoke(main, [*command, "--check"]).stdout == f"{document}: up to date\n"
 
 
 def test_outside_a_checkout_the_command_says_where_it_belongs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lost = CliRunner().invoke(report.report, [])
+    lost = CliRunner().invoke(main, ["report"])
     assert (lost.exit_code, lost.stdout) == (1, "")
     assert lost.stderr == (
         "Error: bench/results: no such folder: run this at the root of a checkout, or name it with --results\n"
     )
     (tmp_path / "bench" / "results").mkdir(parents=True)
-    assert CliRunner().invoke(report.report, []).stderr == "Error: README.md: No such file or directory\n"
+    assert CliRunner().invoke(main, ["report"]).stderr == "Error: README.md: No such file or directory\n"

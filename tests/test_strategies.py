@@ -17,7 +17,7 @@ from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.space import SearchSpace
-from cupygemm.search.strategies import STRATEGIES, make_strategy
+from cupygemm.search.strategies import STRATEGIES, StrategyContext, make_strategy
 from cupygemm.search.strategies.cma import BARREN_GENERATIONS, CmaEs, _losses
 from cupygemm.search.tune import BARREN_ASKS, Budget, tune
 
@@ -40,38 +40,38 @@ def asks(strategy, model, rounds: int) -> list[KernelConfig]:
 
 def test_proposals_are_legal(name, toy_table, model):
     space = toy_table.space
-    found = asks(make_strategy(name, space, seed=0), model, rounds=20)
+    found = asks(make_strategy(name, StrategyContext(space, 0)), model, rounds=20)
     assert found
     assert all(space.is_legal(config) for config in found)
 
 
 def test_proposals_are_legal_in_the_full_space(name, model):
     space = SearchSpace.for_problem(PROBLEM, H200)
-    found = asks(make_strategy(name, space, seed=0), model, rounds=3)
+    found = asks(make_strategy(name, StrategyContext(space, 0)), model, rounds=3)
     assert found
     assert all(space.is_legal(config) for config in found)
 
 
 def test_the_same_seed_gives_the_same_search(name, toy_table, model):
-    runs = [asks(make_strategy(name, toy_table.space, seed=3), model, rounds=12) for _ in range(2)]
+    runs = [asks(make_strategy(name, StrategyContext(toy_table.space, 3)), model, rounds=12) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
 def test_a_space_of_one_config_is_no_special_case(name, toy_table, model):
     config = next(iter(toy_table.rows))
     knobs = [type(knob)(knob.name, (getattr(config, knob.name),), knob.ordered) for knob in toy_table.knobs]
-    strategy = make_strategy(name, SearchSpace.of_members(knobs, [config]), seed=0)
+    strategy = make_strategy(name, StrategyContext(SearchSpace.of_members(knobs, [config]), 0))
     assert set(asks(strategy, model, rounds=2)) == {config}
 
 
 def test_a_search_where_everything_fails_goes_on(name, toy_table):
-    strategy = make_strategy(name, toy_table.space, seed=0)
+    strategy = make_strategy(name, StrategyContext(toy_table.space, 0))
     assert asks(strategy, lambda _: Measurement(Status.CRASHED), rounds=10)
 
 
 @pytest.mark.parametrize("covering", ["random", "exhaustive"])
 def test_each_config_is_proposed_once(covering, toy_table, model):
-    strategy = make_strategy(covering, toy_table.space, seed=0)
+    strategy = make_strategy(covering, StrategyContext(toy_table.space, 0))
     found = asks(strategy, model, rounds=toy_table.space.size)
     assert len(found) == toy_table.space.size
     assert set(found) == set(toy_table.rows)
@@ -79,26 +79,30 @@ def test_each_config_is_proposed_once(covering, toy_table, model):
 
 
 def test_random_search_depends_on_its_seed(toy_table, model):
-    one, two = (asks(make_strategy("random", toy_table.space, seed), model, rounds=2) for seed in (0, 1))
+    one, two = (
+        asks(make_strategy("random", StrategyContext(toy_table.space, seed)), model, rounds=2) for seed in (0, 1)
+    )
     assert one != two
 
 
 def test_an_unknown_name_lists_the_known(toy_table):
     with pytest.raises(ConfigError, match="random, exhaustive, cma"):
-        make_strategy("annealing", toy_table.space, seed=0)
+        make_strategy("annealing", StrategyContext(toy_table.space, 0))
 
 
 def test_a_missing_package_is_named(monkeypatch, toy_table):
     monkeypatch.setitem(sys.modules, "cmaes", None)
     monkeypatch.delitem(sys.modules, "cupygemm.search.strategies.cma", raising=False)
     with pytest.raises(ConfigError, match=r"cmaes is not installed: install the extra `search`"):
-        make_strategy("cma", toy_table.space, seed=0)
+        make_strategy("cma", StrategyContext(toy_table.space, 0))
 
 
 def test_cma_finds_a_better_config_than_chance(core_table):
     def found_us(strategy: str, seed: int) -> float:
         space, runner = core_table.space, ReplayRunner(core_table)
-        result = tune(core_table.problem, space, make_strategy(strategy, space, seed), runner, Budget(100))
+        result = tune(
+            core_table.problem, space, make_strategy(strategy, StrategyContext(space, seed)), runner, Budget(100)
+        )
         assert len(result.trials) == 100
         return result.best.measurement.us
 
@@ -110,7 +114,7 @@ def test_cma_finds_a_better_config_than_chance(core_table):
 
 def test_cma_does_not_ask_long_for_what_is_known(toy_table, model):
     space = SearchSpace.of_members(toy_table.knobs, sorted(toy_table.rows)[::2])
-    strategy, known, barren, longest = make_strategy("cma", space, 3), set(), 0, 0
+    strategy, known, barren, longest = make_strategy("cma", StrategyContext(space, 3)), set(), 0, 0
     while len(known) < space.size:
         configs = strategy.ask()
         strategy.tell(configs, [model(config) for config in configs])
@@ -123,7 +127,13 @@ def test_cma_does_not_ask_long_for_what_is_known(toy_table, model):
 
 def test_cma_covers_a_small_space_in_the_end(toy_table):
     space = SearchSpace.of_members(toy_table.knobs, sorted(toy_table.rows)[::8])
-    result = tune(PROBLEM, space, make_strategy("cma", space, 0), ReplayRunner(toy_table), Budget(evaluations=None))
+    result = tune(
+        PROBLEM,
+        space,
+        make_strategy("cma", StrategyContext(space, 0)),
+        ReplayRunner(toy_table),
+        Budget(evaluations=None),
+    )
     assert result.stopped_by == "exhausted"
     assert {trial.config for trial in result.trials} == set(space.members)
 
@@ -140,7 +150,7 @@ def test_losses_rank_failures_last_and_are_finite():
 
 def started(table) -> CmaEs:
     """The strategy after its random design."""
-    strategy = CmaEs(table.space, seed=0)
+    strategy = CmaEs(StrategyContext(table.space, 0))
     configs = strategy.ask()
     assert len(set(configs)) > 1
     strategy.tell(configs, list(ReplayRunner(table).run(table.problem, configs)))
@@ -148,7 +158,7 @@ def started(table) -> CmaEs:
 
 
 def test_cma_starts_at_the_best_of_its_design(toy_table):
-    strategy = CmaEs(toy_table.space, seed=3)
+    strategy = CmaEs(StrategyContext(toy_table.space, 3))
     configs = strategy.ask()
     losses = [100.0 + index for index in range(len(configs))]
     losses[4] = 1.0
@@ -160,7 +170,7 @@ def test_cma_starts_at_the_best_of_its_design(toy_table):
 def test_half_the_design_may_be_given(toy_table):
     legal = sorted(toy_table.rows)[:8]
     foreign = legal[0].swapped(block_n=8)
-    configs = CmaEs(toy_table.space, seed=0, start=[foreign, *legal]).ask()
+    configs = CmaEs(StrategyContext(toy_table.space, 0, [foreign, *legal])).ask()
     assert configs[: len(configs) // 2] == legal[: len(configs) // 2]
     assert foreign not in configs
 
@@ -173,6 +183,8 @@ def test_cma_starts_again_when_it_finds_nothing_new(toy_table):
     for _ in range(5):
         configs = strategy.ask()
         strategy.tell(configs, [Measurement(Status.OK, (1.0 + (c != config),)) for c in configs])
+    assert strategy.converged
+    strategy.ask()
     assert strategy._optimizer is not first
 
 
@@ -180,7 +192,7 @@ def test_cma_accepts_configs_that_it_did_not_draw(toy_table, model):
     """Where draws are hardly ever legal, legal configs are put in by hand, through a private field of cmaes."""
     only = sorted(toy_table.rows)[:3]
     space = SearchSpace.of_members(toy_table.knobs, only)
-    strategy = CmaEs(space, seed=0)
+    strategy = CmaEs(StrategyContext(space, 0))
     assert set(asks(strategy, model, rounds=10)) == set(only)
 
 

@@ -12,7 +12,7 @@ from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.runner import Confirming
-from cupygemm.search.strategies import make_strategy
+from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.tune import BARREN_ASKS, Budget, tune
 
 PROBLEM = Problem(2048, 2048, 4096)
@@ -69,13 +69,15 @@ def search(table, strategy, budget, runner=None, on_trial=lambda trial: None):
 @pytest.mark.parametrize("strategy", ["random", "cma"])
 def test_a_budget_of_evaluations_counts_different_configs(toy_table, strategy):
     runner = CountingRunner(toy_table)
-    result = search(toy_table, make_strategy(strategy, toy_table.space, 0), Budget(50), runner)
+    result = search(toy_table, make_strategy(strategy, StrategyContext(toy_table.space, 0)), Budget(50), runner)
     assert result.stopped_by == "evaluations"
     assert len(result.trials) == len(runner.asked) == runner.asked.total() == 50
 
 
 def test_exhaustive_search_finds_the_optimum(toy_table):
-    result = search(toy_table, make_strategy("exhaustive", toy_table.space, 0), Budget(evaluations=None))
+    result = search(
+        toy_table, make_strategy("exhaustive", StrategyContext(toy_table.space, 0)), Budget(evaluations=None)
+    )
     assert result.stopped_by == "exhausted"
     assert len(result.trials) == len(toy_table.rows)
     assert result.best.config == toy_table.optimum[0]
@@ -86,7 +88,9 @@ def test_exhaustive_search_finds_the_optimum(toy_table):
 
 def test_trials_are_numbered_and_carry_the_best_so_far(toy_table):
     seen = []
-    result = search(toy_table, make_strategy("random", toy_table.space, 1), Budget(40), on_trial=seen.append)
+    result = search(
+        toy_table, make_strategy("random", StrategyContext(toy_table.space, 1)), Budget(40), on_trial=seen.append
+    )
     assert seen == list(result.trials)
     assert [trial.index for trial in seen] == list(range(40))
     best = None
@@ -234,6 +238,6 @@ def test_replay_refuses_another_problem(toy_table, configs):
 @pytest.mark.parametrize("strategy", ["random", "cma"])
 def test_a_hundred_evaluations_on_replay_are_quick(core_table, strategy):
     started = time.monotonic()
-    result = search(core_table, make_strategy(strategy, core_table.space, 0), Budget(100))
+    result = search(core_table, make_strategy(strategy, StrategyContext(core_table.space, 0)), Budget(100))
     assert len(result.trials) == 100
     assert time.monotonic() - started < 5

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, Self
 
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError, not_installed
 from cupygemm.measurement import Measurement
+from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.space import SearchSpace
 
 
@@ -24,26 +26,47 @@ class Strategy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StrategyContext:
+    """All that a strategy may know when it begins; each uses what it needs.
+
+    Attributes:
+        space: where it searches.
+        seed: the same seed gives the same proposals for the same measurements.
+        start: configs known to be good elsewhere, the most promising first; they need not be legal here.
+        rewards: what learning strategies maximise.
+    """
+
+    space: SearchSpace
+    seed: int = 0
+    start: Sequence[KernelConfig] = ()
+    rewards: RewardWeights = field(default_factory=RewardWeights)
+
+    def without_start(self) -> Self:
+        """The same, with nothing known beforehand."""
+        return replace(self, start=())
+
+
 STRATEGIES = {
     "random": "cupygemm.search.strategies.random_search:RandomSearch",
     "exhaustive": "cupygemm.search.strategies.exhaustive:Exhaustive",
     "cma": "cupygemm.search.strategies.cma:CmaEs",
+    "ppo": "cupygemm.search.strategies.ppo:Ppo",
+    "hybrid": "cupygemm.search.strategies.hybrid:Hybrid",
 }
 """Name → module and class. Modules are named, not imported: each may need a package that the others do not."""
 
 
-SEEDED = {"cma"}
+SEEDED = {"cma", "ppo", "hybrid"}
 """Strategies that can start from configs known to be good elsewhere."""
 
 
-def make_strategy(name: str, space: SearchSpace, seed: int, start: Sequence[KernelConfig] = ()) -> Strategy:
+def make_strategy(name: str, context: StrategyContext) -> Strategy:
     """The strategy of this name, ready to be asked.
 
     Args:
         name: a key of `STRATEGIES`.
-        space: where it searches.
-        seed: the same seed gives the same proposals for the same measurements.
-        start: configs known to be good elsewhere, the most promising first; for those in `SEEDED`.
+        context: what it may know.
 
     Raises:
         ConfigError: an unknown name, or a package that the strategy needs is missing.
@@ -54,6 +77,7 @@ def make_strategy(name: str, space: SearchSpace, seed: int, start: Sequence[Kern
     try:
         factory = getattr(import_module(module), kind)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"strategy {name}: {not_installed(str(error.name), 'search')}") from error
-    strategy: Strategy = factory(space, seed, start) if name in SEEDED else factory(space, seed)
+        package = str(error.name).partition(".")[0]
+        raise ConfigError(f"strategy {name}: {not_installed(package, 'search')}") from error
+    strategy: Strategy = factory(context)
     return strategy

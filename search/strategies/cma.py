@@ -22,7 +22,7 @@ from cmaes import CatCMAwM
 
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
-from cupygemm.search.space import SearchSpace
+from cupygemm.search.strategies import StrategyContext
 
 DESIGN = 10
 """Configs measured first: random ones, and those that it was given to start from."""
@@ -35,17 +35,17 @@ BARREN_GENERATIONS = 5
 class CmaEs:
     """Samples a generation, learns from its ranking, and starts again elsewhere when it stops finding anything new."""
 
-    def __init__(self, space: SearchSpace, seed: int, start: Sequence[KernelConfig] = ()) -> None:
+    def __init__(self, context: StrategyContext) -> None:
         """Prepares the design.
 
         Args:
-            space: where it searches.
-            seed: of its randomness.
-            start: configs that half of the design at most is taken from; those that are not legal here are left out.
+            context: what is searched. Half of the design at most is taken from the configs to start from; those that
+                are not legal here are left out.
         """
+        space = context.space
         self._space = space
-        self._first = [config for config in start if space.is_legal(config)][: DESIGN // 2]
-        self._rng = np.random.default_rng(seed)
+        self._first = [config for config in context.start if space.is_legal(config)][: DESIGN // 2]
+        self._rng = np.random.default_rng(context.seed)
         varying = [i for i, knob in enumerate(space.knobs) if knob.varies]
         self._ordered = [i for i in varying if space.knobs[i].ordered and len(space.knobs[i].values) > 2]
         self._categorical = [i for i in varying if i not in self._ordered]
@@ -61,6 +61,12 @@ class CmaEs:
         if self._optimizer is None:
             chance = [self._space.sample(self._rng) for _ in range(DESIGN - len(self._first))]
             return [*self._first, *chance]
+        if self.converged:
+            around = self._unseen()
+            # Two starts in a row that led to nothing new: little is left, and drawing near it may miss it for ever.
+            self._asked_first = around if self._restarts else None
+            self._barren, self._restarts = 0, self._restarts + 1
+            self._optimizer = self._start(around)
         self._asked = [self._propose(self._optimizer) for _ in range(self._optimizer.population_size)]
         if self._asked_first is not None:
             self._asked[0] = self._asked_first, self._encode(self._asked_first)
@@ -83,12 +89,17 @@ class CmaEs:
         with np.errstate(divide="ignore", invalid="ignore"):
             solutions = [solution for _, solution in self._asked]
             self._optimizer.tell(list(zip(solutions, losses, strict=True)))
-        if self._barren >= BARREN_GENERATIONS or (self._ordered and self._optimizer.should_stop()):
-            around = self._unseen()
-            # Two starts in a row that led to nothing new: little is left, and drawing near it may miss it for ever.
-            self._asked_first = around if self._restarts else None
-            self._barren, self._restarts = 0, self._restarts + 1
-            self._optimizer = self._start(around)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the present distribution has stopped finding anything new: the next ask begins elsewhere."""
+        if self._optimizer is None:
+            return False
+        return self._barren >= BARREN_GENERATIONS or bool(self._ordered and self._optimizer.should_stop())
+
+    def sample(self, count: int) -> list[KernelConfig]:
+        """Configs drawn from the present distribution, legal, repeats allowed; none before there is one."""
+        return [] if self._optimizer is None else [self._propose(self._optimizer)[0] for _ in range(count)]
 
     def _unseen(self) -> KernelConfig:
         """A random config that was not asked for yet, as long as there is one."""

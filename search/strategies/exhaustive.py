@@ -7,7 +7,7 @@ from itertools import islice
 
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
-from cupygemm.search.space import SearchSpace
+from cupygemm.search.strategies import StrategyContext
 
 BATCH = 64
 """Configs asked for at once."""
@@ -16,8 +16,8 @@ BATCH = 64
 class Exhaustive:
     """Proposes each legal config once. Meant for small spaces; a budget ends it early on large ones."""
 
-    def __init__(self, space: SearchSpace, seed: int) -> None:
-        self._configs = space.enumerate()
+    def __init__(self, context: StrategyContext) -> None:
+        self._configs = context.space.enumerate()
 
     def ask(self) -> list[KernelConfig]:
         """The next configs; empty after the last."""

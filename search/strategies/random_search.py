@@ -10,6 +10,7 @@ import numpy as np
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
 from cupygemm.search.space import ENUMERABLE, SearchSpace
+from cupygemm.search.strategies import StrategyContext
 
 BATCH = 16
 """Configs asked for at once: enough to keep the compilers busy beside the measuring."""
@@ -20,8 +21,8 @@ REDRAWS = 1000
 class RandomSearch:
     """Proposes legal configs, each as likely as any other, none twice."""
 
-    def __init__(self, space: SearchSpace, seed: int) -> None:
-        self._configs = _without_replacement(space, np.random.default_rng(seed))
+    def __init__(self, context: StrategyContext) -> None:
+        self._configs = _without_replacement(context.space, np.random.default_rng(context.seed))
 
     def ask(self) -> list[KernelConfig]:
         """The next few configs; empty when all have been proposed."""

@@ -1,0 +1,123 @@
+"""Named lists of problems to measure: the classes that `bench/results/` and the documents speak of."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cupygemm.errors import ProblemError
+from cupygemm.problem import LAYOUTS, Problem
+
+SIXTEEN_BITS = ("float16", "bfloat16")
+GRID = tuple(2**power for power in range(6, 15))
+"""Sizes of the grid: 64, 128, … 16384."""
+GRID_SEED = 2026
+GRID_SHAPES = 100
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Problems that are measured together.
+
+    Attributes:
+        about: what they have in common, in a few words.
+        problems: different ones, in the order in which they are measured.
+        seed: of the generator that drew them; None where they were named one by one.
+    """
+
+    about: str
+    problems: tuple[Problem, ...]
+    seed: int | None = None
+
+
+def _problems(
+    shapes: str, dtypes: Iterable[str] = ("float16",), layouts: Iterable[str] = ("nn",)
+) -> tuple[Problem, ...]:
+    """Every shape in every dtype and layout."""
+    products = itertools.product(shapes.split(), dtypes, layouts)
+    return tuple(Problem.parse(shape, dtype, layout=layout) for shape, dtype, layout in products)
+
+
+def grid_sample(seed: int, number: int) -> tuple[Problem, ...]:
+    """Different shapes of the grid, drawn at random: M, N and K each one of `GRID`, in float16.
+
+    Args:
+        seed: the same one gives the same shapes.
+        number: how many, at most `len(GRID)` ** 3.
+    """
+    # Only `random()` is promised to be the same in every version of Python: so no `sample` here.
+    generator = random.Random(seed)
+    ranked = sorted((generator.random(), sizes) for sizes in itertools.product(GRID, repeat=3))
+    return tuple(Problem(*sizes) for _, sizes in ranked[:number])
+
+
+SUITES = {
+    "headline": Suite("the shape that the project starts from", _problems("2048x2048x4096", SIXTEEN_BITS)),
+    "squares": Suite("large squares", _problems("4096x4096x4096 8192x8192x8192 16384x16384x16384", SIXTEEN_BITS)),
+    "short_k": Suite("large results of short K", _problems("4096x4096x1024 8192x8192x512 8192x16384x256")),
+    "ragged": Suite(
+        "sizes that tiles do not divide, some with padded rows",
+        _problems("4095x4097x4096 2047x2048x4096 3000x5000x1000"),
+    ),
+    "layouts": Suite(
+        "each operand stored by rows or transposed", _problems("2048x2048x4096 4096x4096x4096", layouts=LAYOUTS)
+    ),
+    "small": Suite("small products", _problems("512x512x512 1024x1024x1024 256x1024x1024 1024x1024x4096")),
+    "splitk": Suite("few tiles and a long K", _problems("64x64x4096 128x256x4096 256x256x16384 512x512x8192")),
+    "skinny": Suite(
+        "one size far smaller than the others, down to a matrix times a vector",
+        _problems(
+            "16x4096x4096 64x4096x4096 128x4096x4096 128x12288x4096 16384x64x16384 16384x16384x64 "
+            "1x4096x4096 4x4096x4096 8x4096x4096 1x4096x14336 4x4096x14336 8x4096x14336"
+        ),
+    ),
+    "grid_sample": Suite(
+        f"{GRID_SHAPES} shapes drawn from the powers of two from {GRID[0]} to {GRID[-1]}",
+        grid_sample(GRID_SEED, GRID_SHAPES),
+        GRID_SEED,
+    ),
+    "recorded": Suite(
+        "the problems that the replay tables are of",
+        _problems(
+            "2048x2048x4096 4096x4096x4096 1024x1024x1024 512x512x8192 128x4096x4096 4096x4096x1024 8192x8192x512 "
+            "256x1024x1024"
+        ),
+    ),
+}
+"""By name, in the order in which `cupygemm bench --list` shows them."""
+
+
+def select(
+    targets: Sequence[str], dtype: str, out_dtype: str | None, layout: str
+) -> tuple[tuple[Problem, ...], dict[str, Any]]:
+    """What the targets of a command name.
+
+    Args:
+        targets: a suite, or shapes ("MxNxK"), or nothing.
+        dtype, out_dtype, layout: of the shapes; a suite has its own.
+
+    Returns:
+        the problems, each once, and what a results file says of where they come from: `suite` and `seed`.
+
+    Raises:
+        ProblemError: a target is neither, or a suite is not alone.
+    """
+    named = [target for target in targets if target in SUITES]
+    if named and len(targets) > 1:
+        raise ProblemError(f"{named[0]} is a suite: name one suite, or shapes")
+    if named:
+        suite = SUITES[named[0]]
+        return suite.problems, {"suite": named[0]} | ({} if suite.seed is None else {"seed": suite.seed})
+    unknown = [target for target in targets if target[:1].isalpha()]
+    if unknown:
+        raise ProblemError(f"there is no suite {unknown[0]!r}: they are {', '.join(SUITES)}")
+    return tuple(dict.fromkeys(Problem.parse(target, dtype, out_dtype, layout) for target in targets)), {}
+
+
+def listing() -> list[str]:
+    """A line a suite: name, number of problems, and what they are."""
+    width = max(map(len, SUITES))
+    return [f"{name:<{width}}  {len(suite.problems):>3}  {suite.about}" for name, suite in SUITES.items()]

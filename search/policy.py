@@ -1,0 +1,120 @@
+"""The networks of the learning strategies: a policy that fills in one knob after the other, and a value network.
+
+A state is the knobs chosen so far and which knob is next. The policy gives logits over the values of the next knob;
+values that lead to no legal config are masked before the softmax, where configs are drawn and where the policy is
+updated alike, so that both mean the same distribution. All arrays live on the CPU: the networks are small, and the GPU
+is being measured on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+MASKED = -1e9
+"""Logit of a value that may not be chosen: its probability is exactly 0 in float32."""
+
+Params = Any
+"""A tree of arrays, as Flax makes it."""
+
+
+class Mlp(nn.Module):
+    """Two hidden layers of tanh, and a linear output whose weights start small.
+
+    Attributes:
+        outputs: length of the output.
+        hidden: length of each hidden layer.
+        output_scale: standard deviation of the first output weights, by orthogonal initialisation: 0.01 begins with an
+            almost uniform policy (Andrychowicz et al. 2021, arXiv 2006.05990).
+    """
+
+    outputs: int
+    hidden: int = 64
+    output_scale: float = 0.01
+
+    @nn.compact
+    def __call__(self, state: jax.Array) -> jax.Array:
+        """State (..., features) to output (..., outputs)."""
+        hidden = state
+        for _ in range(2):
+            hidden = jnp.tanh(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))(hidden))
+        return nn.Dense(self.outputs, kernel_init=nn.initializers.orthogonal(self.output_scale))(hidden)
+
+
+class Networks(NamedTuple):
+    """The parameters of both networks: trees of arrays."""
+
+    policy: Params
+    value: Params
+
+
+@dataclass(frozen=True)
+class PolicyModel:
+    """The shapes of the networks for knobs with so many values each, and what is computed with them.
+
+    It is hashable, so that it can be a static argument of jitted functions.
+
+    Attributes:
+        sizes: number of values of each knob, in the order in which they are chosen.
+    """
+
+    sizes: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Length of the logits: the most values that a knob has."""
+        return max(self.sizes)
+
+    @property
+    def depth(self) -> int:
+        """Number of knobs, so of choices."""
+        return len(self.sizes)
+
+    @property
+    def features(self) -> int:
+        """Length of a state: a one-hot of each knob chosen, and one of which knob is next."""
+        return sum(self.sizes) + self.depth
+
+    def create(self, key: jax.Array) -> Networks:
+        """Fresh networks."""
+        policy, value = jax.random.split(key)
+        state = jnp.zeros((1, self.features))
+        return Networks(self._policy.init(policy, state), self._value.init(value, state))
+
+    def logits(self, networks: Networks, states: jax.Array, masks: jax.Array) -> jax.Array:
+        """States (..., features) and masks (..., width) to logits (..., width), `MASKED` where the mask is False."""
+        return jnp.where(masks, self._policy.apply(networks.policy, states), MASKED)
+
+    def values(self, networks: Networks, states: jax.Array) -> jax.Array:
+        """States (..., features) to the rewards expected from there (...)."""
+        return self._value.apply(networks.value, states)[..., 0]
+
+    def states(self, choices: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Choices (n, depth) to the states before each of them (n, depth, features)."""
+        count, depth = len(choices), self.depth
+        offsets = np.cumsum([0, *self.sizes[:-1]])
+        states = np.zeros((count, depth, self.features), dtype=np.float32)
+        rows = np.arange(count)
+        for position in range(depth):
+            states[rows, position + 1 :, offsets[position] + choices[:, position]] = 1.0
+            states[:, position, sum(self.sizes) + position] = 1.0
+        return states
+
+    @property
+    def _policy(self) -> Mlp:
+        return Mlp(self.width)
+
+    @property
+    def _value(self) -> Mlp:
+        return Mlp(1, output_scale=1.0)
+
+
+def cpu() -> jax.Device:
+    """The device that everything here runs on, whatever else the machine has."""
+    return jax.devices("cpu")[0]

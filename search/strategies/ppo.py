@@ -1,0 +1,169 @@
+"""PPO as a strategy: a policy draws batches of configs, and is updated by what they were worth.
+
+Configs that were measured are masked out, so that a batch is always new however sure the policy has become: the policy
+is then that of drawing without replacement, in the update as in the draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from cupygemm.config import KernelConfig
+from cupygemm.measurement import Measurement
+from cupygemm.search.choices import Choices, Indices
+from cupygemm.search.cloning import CloningOptions, Examples, clone
+from cupygemm.search.policy import PolicyModel, cpu
+from cupygemm.search.ppo import Learner, PpoOptions, Rollout, choose, new_learner, rollout_of, update, with_networks
+from cupygemm.search.strategies import StrategyContext
+
+
+class Ppo:
+    """Draws from a policy over one knob after the other.
+
+    Where it is given configs to start from, it measures those first and imitates them, weighted by what they were worth
+    here; the policy begins almost uniform otherwise.
+    """
+
+    def __init__(
+        self,
+        context: StrategyContext,
+        options: PpoOptions | None = None,
+        cloning: CloningOptions | None = None,
+    ) -> None:
+        """Makes fresh networks.
+
+        Args:
+            context: what is searched.
+            options: of the updates; None for the defaults.
+            cloning: of the warm start; None for the defaults.
+        """
+        self._context, self._options, self._cloning = context, options or PpoOptions(), cloning or CloningOptions()
+        self._choices = Choices(context.space)
+        self._model = PolicyModel(self._choices.sizes)
+        self._first = [config for config in context.start if context.space.is_legal(config)][: self._options.batch]
+        self._baseline_us: float | None = None
+        self._best_reward = -np.inf
+        self._rollout: Rollout | None = None
+        with jax.default_device(cpu()):
+            self._learner: Learner = new_learner(self._model, self._options, context.seed)
+
+    def ask(self) -> list[KernelConfig]:
+        """The configs to start from, then a batch at a time; empty when all have been measured."""
+        self._rollout = None
+        if self._first:
+            return self._first
+        if not self._choices.open(()).any():
+            return []
+        drawn = self._draw()
+        return [self._choices.decode(tuple(row)) for row in drawn.tolist()]
+
+    def tell(self, configs: Sequence[KernelConfig], measurements: Sequence[Measurement]) -> None:
+        """Updates the policy by the batch that it drew, or imitates the configs it started from."""
+        rewards = self.observe(configs, measurements)
+        if self._rollout is not None:
+            self._update(self._rollout, rewards)
+        elif self._first:
+            self.imitate(zip(configs, rewards.tolist(), strict=True))
+            self._first = []
+
+    def observe(self, configs: Sequence[KernelConfig], measurements: Sequence[Measurement]) -> NDArray[np.float32]:
+        """Takes note that configs were measured, whoever proposed them; their rewards."""
+        for config in configs:
+            self._choices.take(self._choices.encode(config))
+        times = (measurement.us for measurement in measurements)
+        self._baseline_us = self._baseline_us or next((us for us in times if us), None)
+        weights, baseline_us = self._context.rewards, self._baseline_us or 1.0
+        rewards = np.array([weights.reward(each, baseline_us) for each in measurements], dtype=np.float32)
+        self._best_reward = max(self._best_reward, float(rewards.max(initial=-np.inf)))
+        return rewards
+
+    def learn(self, rewarded: Sequence[tuple[KernelConfig, float]]) -> None:
+        """Updates the policy by configs that somebody else proposed, as if it had drawn them, in whole batches.
+
+        Args:
+            rewarded: measured configs with their rewards; what is left over from the last whole batch is not used.
+        """
+        batch = self._options.batch
+        for first in range(0, len(rewarded) - batch + 1, batch):
+            part = rewarded[first : first + batch]
+            choices, masks = self._encoded([config for config, _ in part])
+            with jax.default_device(cpu()):
+                states = self._model.states(choices)
+                rollout = rollout_of(self._model, self._learner.networks, states, masks, choices)
+            self._update(rollout, np.array([reward for _, reward in part], dtype=np.float32))
+
+    def imitate(self, rewarded: Iterable[tuple[KernelConfig, float]], sampled: Sequence[KernelConfig] = ()) -> None:
+        """Warm-starts the networks, and begins with a fresh optimiser.
+
+        Args:
+            rewarded: measured configs with their rewards; the best of them are imitated most.
+            sampled: configs drawn from a distribution that is worth imitating, not measured.
+        """
+        examples = self._examples(sorted(rewarded, key=lambda pair: -pair[1]), sampled)
+        with jax.default_device(cpu()):
+            networks = clone(self._model, self._cloning, self._learner.networks, examples)
+            self._learner = with_networks(self._options, networks, self._learner.key)
+
+    def _draw(self) -> NDArray[np.int32]:
+        """A batch of choices (batch, depth) by the policy; remembers the rollout."""
+        model, batch = self._model, self._options.batch
+        choices = np.zeros((batch, model.depth), dtype=np.int32)
+        masks = np.zeros((batch, model.depth, model.width), dtype=bool)
+        with jax.default_device(cpu()):
+            key, *keys = jax.random.split(self._learner.key, model.depth + 1)
+            self._learner = self._learner._replace(key=key)
+            networks = self._learner.networks
+            for position, drawing in enumerate(keys):
+                masks[:, position] = [self._choices.open(_prefix(row, position)) for row in choices]
+                states = model.states(choices)[:, position]
+                choices[:, position] = choose(model, networks, states, masks[:, position], drawing)
+            self._rollout = rollout_of(model, networks, model.states(choices), masks, choices)
+        return choices
+
+    def _update(self, rollout: Rollout, rewards: NDArray[np.float32]) -> None:
+        # Only what is near the best so far makes a difference: a config five times slower is no worse than one that
+        # is twice as slow. Plain rewards scored 0.990 in place of 0.993 after 150 evaluations of the H200 tables.
+        worths = np.exp((rewards - self._best_reward) / self._options.temperature)
+        with jax.default_device(cpu()):
+            self._learner, _ = update(self._model, self._options, self._learner, rollout, worths)
+
+    def _encoded(self, configs: Sequence[KernelConfig]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Choices (n, depth) and the legal values at each of them (n, depth, width)."""
+        choices = np.array([self._choices.encode(config) for config in configs], dtype=np.int32)
+        masks = [[self._choices.legal(_prefix(row, position)) for position in range(len(row))] for row in choices]
+        return choices, np.array(masks)
+
+    def _examples(self, rewarded: list[tuple[KernelConfig, float]], sampled: Sequence[KernelConfig]) -> Examples:
+        options, model = self._cloning, self._model
+        measured = rewarded[: options.rows - min(len(sampled), options.rows // 2)]
+        configs = [*(config for config, _ in measured), *sampled][: options.rows]
+        count, extra = len(measured), len(configs) - len(measured)
+        rewards = np.array([reward for _, reward in measured], dtype=np.float32)
+        weights = np.zeros(options.rows, dtype=np.float32)
+        weights[:count] = _normalised(np.exp((rewards - rewards.max(initial=-np.inf)) / options.temperature))
+        weights[count : count + extra] = options.sampled_weight / max(extra, 1)
+        choices = np.zeros((options.rows, model.depth), dtype=np.int32)
+        masks = np.ones((options.rows, model.depth, model.width), dtype=bool)
+        choices[: len(configs)], masks[: len(configs)] = self._encoded(configs)
+        known = np.pad(rewards, (0, options.rows - count))
+        return Examples(
+            model.states(choices),
+            masks,
+            choices,
+            _normalised(weights),
+            known,
+            (np.arange(options.rows) < count).astype(np.float32),
+        )
+
+
+def _prefix(row: NDArray[np.int32], length: int) -> Indices:
+    return tuple(row[:length].tolist())
+
+
+def _normalised(weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    total = weights.sum()
+    return weights / total if total > 0 else weights

@@ -1,0 +1,376 @@
+"""`cupygemm bench` on a fake GPU: rows, the file that grows, failures, interruption, and recorded files shown again."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from cupygemm import bench_command, bench_view, cli, measure, plot, provenance, telemetry
+from cupygemm.problem import Problem
+from cupygemm.suites import SUITES
+from tests.fake_gpu import FakeGpu, product
+from tests.fake_products import SMALL, bundle_of, fresh_gpu
+
+TUNED, OTHER = Problem(24, 40, 16), Problem(8, 16, 24)
+ROOT = Path(__file__).parent.parent
+
+
+class FakeCublas:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gemm = gpu.kernel(product, 10.0)
+
+
+class FakeLt:
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.run = gpu.kernel(product, 9.0)
+
+    def algorithms(self, a: Any, b: Any, out: Any, count: int) -> list[Any]:
+        return [self]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """A GPU on which an own kernel takes 8 µs, cuBLAS 10 and cublasLt 9."""
+    gpu = fresh_gpu(monkeypatch)
+    measure._stream.cache_clear()
+    monkeypatch.setattr(measure, "Cublas", lambda: FakeCublas(gpu))
+    monkeypatch.setattr(measure, "CublasLt", lambda: FakeLt(gpu))
+    # Kernels of a plan do not move the clock by themselves.
+    own = gpu.kernel(product, 8.0)
+    monkeypatch.setattr(bench_command.Dispatcher, "choose_for", _timed(bench_command.Dispatcher.choose_for, own))
+    monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(1755, 640.5))
+    facts = {"device": "NVIDIA H200", "date": "2026-11-30T10:00:00+00:00", "sm_clock_mhz": 345, "power_w": 75.0}
+    monkeypatch.setattr(
+        provenance, "collect", lambda device, command, commit: {**facts, "commit": commit, "command": command}
+    )
+    return gpu
+
+
+def _timed(choose_for: Callable[..., Any], own: Callable[..., None]) -> Callable[..., Any]:
+    def timed(*arguments: Any) -> Any:
+        choice, plan = choose_for(*arguments)
+        return choice, None if plan is None else own
+
+    return timed
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    path = tmp_path / "tuned.yaml"
+    bundle_of(TUNED).save(path)
+    return path
+
+
+def bench(*arguments: object) -> Result:
+    return CliRunner().invoke(cli.main, ["bench", *map(str, arguments)])
+
+
+def read(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def wrong(a: Any, b: Any, out: Any) -> None:
+    out[...] = 1.0
+
+
+def test_a_bundle_alone_is_measured_whole_in_both_modes(gpu: FakeGpu, bundle: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results" / "mine.json"
+    result = bench("--bundle", bundle, "-o", output, "--commit", "abc123")
+    assert result.exit_code == 0, result.output
+    document = read(output)
+    assert (document["schema"], document["name"], document["failures"]) == ("cupygemm.results/1", "mine", [])
+    assert document["command"] == document["provenance"]["command"]
+    assert document["provenance"]["commit"] == "abc123"
+    assert (document["provenance"]["sm_clock_mhz"], document["provenance"]["power_w"]) == (1755, 640.5)
+    assert [row["mode"] for row in document["rows"]] == ["rotated", "resident"]
+    for row in document["rows"]:
+        assert Problem.from_dict({name: row[name] for name in TUNED.to_dict()}) == TUNED
+        assert (row["kernel"], row["config"], row["pdl"]) == ("own", SMALL.to_dict(), False)
+        assert [row[f"{name}_us"] for name in ("cupygemm", "cublas", "cublaslt")] == pytest.approx([8, 10, 9])
+    assert "1/2 24×40×16 float16 nn, rotated: 8.00 µs, 1.250× cuBLAS, 1.125× best cublasLt" in result.stdout
+    assert "against cuBLAS: 1 faster, 0 not, geometric mean of the ratio 1.250" in result.stdout
+    assert "left to cuBLAS" not in result.stdout
+    assert f"{output}: 2 rows" in result.stdout
+
+
+def test_without_a_config_cublas_is_measured_against_itself(gpu: FakeGpu, bundle: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    result = bench(TUNED.shape, OTHER.shape, "--bundle", bundle, "--mode", "rotated", "-o", output)
+    assert result.exit_code == 0, result.output
+    own, left = read(output)["rows"]
+    assert (own["kernel"], left["kernel"], left["config"]) == ("own", "cublas", None)
+    assert (left["cupygemm_us"], left["cublas_us"]) == (pytest.approx(10.0), pytest.approx(10.0))
+    assert "8×16×24 float16 nn, rotated: 10.00 µs by cuBLAS, 1.000× cuBLAS" in result.stdout
+    assert "1 of 2 problems left to cuBLAS" in result.stdout
+
+
+def test_entries_of_other_sources_are_not_used(gpu: FakeGpu, tmp_path: Path) -> None:
+    bundle_of(TUNED, digest="other").save(tmp_path / "old.yaml")
+    assert bench("--bundle", tmp_path / "old.yaml", "-o", tmp_path / "out.json").exit_code == 0
+    assert {row["kernel"] for row in read(tmp_path / "out.json")["rows"]} == {"cublas"}
+
+
+def test_the_bundle_of_the_environment_counts_only_without_another(
+    gpu: FakeGpu, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle_of(OTHER).save(tmp_path / "other.yaml")
+    monkeypatch.setenv("CUPYGEMM_BUNDLE", str(bundle))
+    output = tmp_path / "out.json"
+    assert bench("-o", output).exit_code == 0
+    assert {row["m"] for row in read(output)["rows"]} == {TUNED.m}
+    assert bench(TUNED.shape, "--bundle", tmp_path / "other.yaml", "-o", output).exit_code == 0
+    assert {row["kernel"] for row in read(output)["rows"]} == {"cublas"}
+
+
+def test_a_suite_and_its_seed_are_in_the_file(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SUITES, "grid_sample", replace(SUITES["grid_sample"], problems=(TUNED,)))
+    output = tmp_path / "out.json"
+    assert bench("grid_sample", "--mode", "resident", "-o", output).exit_code == 0
+    document = read(output)
+    assert (document["suite"], document["seed"]) == ("grid_sample", SUITES["grid_sample"].seed)
+    assert [row["mode"] for row in document["rows"]] == ["resident"]
+
+
+def test_the_file_holds_every_row_as_soon_as_it_is_measured(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.json"
+    on_disk: list[int] = []
+    once = bench_command.benchmark
+
+    def watched(*arguments: Any) -> Any:
+        on_disk.append(len(read(output)["rows"]) if output.exists() else 0)
+        return once(*arguments)
+
+    monkeypatch.setattr(bench_command, "benchmark", watched)
+    assert bench(TUNED.shape, OTHER.shape, "-o", output).exit_code == 0
+    assert on_disk == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [(None, "an element is wrong|relative Frobenius"), (MemoryError("Out of memory allocating 9 bytes"), "Out of mem")],
+)
+def test_a_failure_is_one_line_and_the_others_go_on(
+    gpu: FakeGpu, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Any, said: str
+) -> None:
+    output = tmp_path / "out.json"
+    if failure is None:
+        broken = gpu.kernel(wrong, 1.0)
+        chosen = bench_command.Dispatcher.choose_for
+        monkeypatch.setattr(bench_command.Dispatcher, "choose_for", _timed(chosen, broken))
+    else:
+        made = bench_command.Bench
+
+        def full(problem: Problem, device: int) -> Any:
+            if problem == TUNED:
+                raise failure
+            return made(problem, device)
+
+        monkeypatch.setattr(bench_command, "Bench", full)
+    result = bench(TUNED.shape, OTHER.shape, "--bundle", bundle, "-o", output)
+    assert result.exit_code == 1
+    line, last = result.stderr.splitlines()
+    assert line.startswith("24x40x16 float16 nn: ")
+    assert line.count("24x40x16") == 1
+    assert last == "Error: 1 of 2 problems not measured"
+    document = read(output)
+    assert [row["m"] for row in document["rows"]] == [OTHER.m, OTHER.m]
+    (failed,) = document["failures"]
+    assert (failed["m"], failed["layout"]) == (TUNED.m, "nn")
+    assert any(part in failed["detail"] for part in said.split("|"))
+
+
+def test_after_a_fault_nothing_more_is_tried(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(problem: Problem, device: int) -> Any:
+        gpu.faulted = True
+        raise measure.LaunchError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(bench_command, "Bench", fault)
+    result = bench(TUNED.shape, OTHER.shape, "-o", tmp_path / "out.json")
+    assert result.exit_code == 1
+    assert [failed["detail"] for failed in read(tmp_path / "out.json")["failures"]] == [
+        "an illegal memory access was encountered",
+        "the device cannot be used any more",
+    ]
+    assert result.stderr.splitlines()[-1].endswith("2 of 2 problems not measured, the device cannot be used any more")
+
+
+def test_an_interruption_keeps_what_was_measured(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, once, calls = tmp_path / "out.json", bench_command.benchmark, iter(range(9))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return once(*arguments)
+
+    monkeypatch.setattr(bench_command, "benchmark", interrupted)
+    result = bench(TUNED.shape, OTHER.shape, "-o", output)
+    assert result.exit_code == 1
+    assert result.stderr == "Error: 1 of 2 problems not measured, interrupted\n"
+    assert "resident, 1 row" in result.stdout
+    document = read(output)
+    assert len(document["rows"]) == 2
+    assert [(failed["m"], failed["detail"]) for failed in document["failures"]] == [(OTHER.m, "interrupted")]
+
+
+def test_an_interruption_before_the_first_row_is_status_130(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_command, "benchmark", interrupt)
+    result = bench(TUNED.shape, "-o", tmp_path / "out.json")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_plot_is_drawn_of_the_same_rows(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(plot, "draw", lambda document, path: drawn.append((document, path)))
+    result = bench(TUNED.shape, "-o", tmp_path / "out.json", "--plot", tmp_path / "out.svg")
+    assert result.exit_code == 0, result.output
+    assert drawn == [(read(tmp_path / "out.json"), tmp_path / "out.svg")]
+
+
+def test_without_matplotlib_nothing_is_measured(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = bench(TUNED.shape, "--plot", tmp_path / "out.png")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "install the extra `plot`" in result.stderr
+    assert not gpu.replayed
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_operands_are_padded_where_tma_needs_it_and_for_all_alike(gpu: FakeGpu, layout: str) -> None:
+    seen: dict[str, set[tuple[int, ...]]] = {"own": set(), "cublas": set(), "lt": set()}
+
+    def noting(name: str) -> Callable[..., None]:
+        def launch(a: Any, b: Any, out: Any) -> None:
+            seen[name].add((*a.strides, *b.strides, *out.strides))
+            product(a, b, out)
+
+        return launch
+
+    bench = measure.Bench(Problem(5, 7, 3, layout=layout))
+    bench.time({"own": noting("own"), "cublas": noting("cublas"), "lt": noting("lt")}, measure.QUICK)
+    (strides,) = seen["own"]
+    assert seen["own"] == seen["cublas"] == seen["lt"]
+    outer = (strides[0], strides[2]) if layout == "nn" else (strides[1], strides[3])
+    assert outer == (16, 16)
+    assert strides[4] == 7 * np.dtype(np.float16).itemsize
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["headlin"], "no suite 'headlin'"),
+        (["headline", "squares"], "headline is a suite"),
+        (["64x64"], "MxNxK"),
+        (["headline", "--dtype", "bfloat16"], "--dtype"),
+        (["--layout", "tt"], "--layout"),
+        (["64x64x64", "--device", "replay"], "needs a GPU"),
+        (["64x64x64", "--mode", "warm"], "warm"),
+        (["64x64x64", "--plot", "a.jpg"], ".png, .svg, .pdf"),
+        (["64x64x64", "--from", "a.json"], "nothing is measured"),
+        (["--from", "a.json", "--bundle", "b.yaml"], "--bundle"),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments: list[str], what: str) -> None:
+    result = bench(*arguments)
+    assert result.exit_code == 2
+    assert what in result.stderr
+
+
+def test_nothing_to_measure_is_said(gpu: FakeGpu) -> None:
+    result = bench()
+    assert result.exit_code == 1
+    assert "name a suite or shapes, or a bundle" in result.stderr
+
+
+def test_the_list_names_every_suite() -> None:
+    lines = bench("--list").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(SUITES)
+
+
+def test_a_recorded_file_is_shown_and_drawn_without_a_gpu(tmp_path: Path) -> None:
+    recorded = ROOT / "bench" / "results" / "headline.json"
+    result = bench("--from", recorded, "--plot", tmp_path / "headline.png")
+    assert result.exit_code == 0, result.output
+    num_rows = len(read(recorded)["rows"])
+    assert result.stdout.count(" µs, ") == num_rows
+    assert f"{num_rows}/{num_rows} " in result.stdout
+    assert (tmp_path / "headline.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("{", "not JSON"),
+        ('{"schema": "cupygemm.report/1"}', "legal values are cupygemm.results/1"),
+        ('{"schema": "cupygemm.results/1", "provenance": {}}', "rows: a list"),
+        ('{"schema": "cupygemm.results/1", "rows": []}', "provenance"),
+        ('{"schema": "cupygemm.results/1", "provenance": {}, "rows": [{"m": 1}]}', r"rows[0]: missing n, k"),
+    ],
+)
+def test_what_is_no_file_of_times_is_one_line(tmp_path: Path, content: str, what: str) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(content)
+    result = bench("--from", path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert what in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def shown(rows: list[dict[str, Any]], width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(bench_view.table(rows))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_rows_with_dependent_launch_are_marked_and_counted_apart() -> None:
+    rows = read(ROOT / "bench" / "results" / "headline.json")["rows"][:1]
+    both = [*rows, {**rows[0], "pdl": True}]
+    assert shown(both, 150).count("dependent launch") == 1
+    lines = bench_view.summary({"rows": both, "provenance": {}})
+    assert [line.split(";")[0] for line in lines[:2]] == ["rotated, 1 row", "rotated, dependent launch, 1 row"]
+
+
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    rows = read(ROOT / "bench" / "results" / "headline.json")["rows"]
+    text = shown(rows, 80)
+    assert "…" not in text
+    assert text.count("%") == len(rows)
+
+
+def test_on_a_terminal_the_whole_table_stays() -> None:
+    rows = read(ROOT / "bench" / "results" / "headline.json")["rows"]
+    console = Console(file=io.StringIO(), width=120, height=12, force_terminal=True, color_system=None)
+    written: list[str] = []
+    view = bench_view.TableView(console, written.append, len(rows))
+    with view.running():
+        for row in rows:
+            view.row(row)
+    before = len(console.file.getvalue())  # type: ignore[attr-defined]
+    view.end({"rows": rows, "provenance": {}})
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{len(rows)} of {len(rows)} rows" in text[:before]
+    assert text[before:].count("%") == len(rows)
+    assert written[0].startswith("rotated, ")
+
+
+def test_names_in_the_help_are_the_real_ones() -> None:
+    assert cli.MODE_NAMES == measure.MODES
+    assert cli.PLOT_SUFFIXES == plot.SUFFIXES

@@ -1,0 +1,93 @@
+"""What is asked of CUDA's runtime and of NVML, where they answer and where they are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cupygemm import driver, telemetry
+from cupygemm.errors import LaunchError
+from cupygemm.telemetry import Condition
+
+
+class CudaError(RuntimeError):
+    """In place of CuPy's."""
+
+
+def refuse(*_: Any) -> Any:
+    raise CudaError("cudaErrorInsufficientDriver")
+
+
+def no_cupy() -> Any:
+    raise LaunchError("CuPy is not installed")
+
+
+def cupy_with(version: Callable[[], int], count: Callable[[], int]) -> Callable[[], Any]:
+    runtime = SimpleNamespace(CUDARuntimeError=CudaError, driverGetVersion=version, getDeviceCount=count)
+    return lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+
+
+@pytest.mark.parametrize(
+    ("cupy", "newest", "devices"),
+    [
+        (cupy_with(lambda: 12040, lambda: 2), (12, 4), (0, 1)),
+        (cupy_with(lambda: 0, refuse), None, ()),
+        (cupy_with(refuse, refuse), None, ()),
+        (no_cupy, None, ()),
+    ],
+)
+def test_the_driver_and_devices_are_asked_of_the_runtime(
+    monkeypatch: pytest.MonkeyPatch, cupy: Any, newest: tuple[int, int] | None, devices: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(driver, "cupy", cupy)
+    assert driver.newest_cuda() == newest
+    assert driver.devices.__wrapped__() == devices
+
+
+class NvmlError(Exception):
+    """In place of pynvml's."""
+
+
+def unsupported(*_: Any) -> Any:
+    raise NvmlError("Not Supported")
+
+
+def nvml(**answers: Any) -> Any:
+    """An NVML that answers these questions and supports no others."""
+    names = (
+        *("PowerManagementLimit", "PowerManagementDefaultLimit", "CurrentClocksThrottleReasons"),
+        *("EccMode", "PersistenceMode", "ClockInfo", "MaxClockInfo", "PowerUsage"),
+    )
+    asked = {name: (lambda *_, value=answers[name]: value) if name in answers else unsupported for name in names}
+    functions = {f"nvmlDeviceGet{name}": function for name, function in asked.items()}
+    return SimpleNamespace(NVMLError=NvmlError, NVML_CLOCK_SM=1, **functions)
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (
+            nvml(
+                PowerManagementLimit=500_000,
+                PowerManagementDefaultLimit=700_000,
+                CurrentClocksThrottleReasons=0x1 | 0x4 | 0x40,
+                EccMode=(1, 1),
+                PersistenceMode=0,
+                ClockInfo=1500,
+                MaxClockInfo=1980,
+            ),
+            Condition(500.0, 700.0, ("software power cap", "hardware thermal slowdown"), True, False, 1500, 1980),
+        ),
+        (nvml(ClockInfo=345), Condition(None, None, None, None, None, 345, None)),
+        (None, Condition(*[None] * 7)),
+    ],
+)
+def test_the_condition_of_a_gpu_is_read_as_far_as_nvml_tells(
+    monkeypatch: pytest.MonkeyPatch, module: Any, expected: Condition
+) -> None:
+    monkeypatch.setattr(telemetry, "_nvml", lambda: module)
+    monkeypatch.setattr(telemetry, "_handle", lambda device: None if module is None else object())
+    assert telemetry.condition(0) == expected

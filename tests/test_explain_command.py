@@ -1,0 +1,124 @@
+"""`cupygemm explain`: what `matmul` would run for a problem, here or on the GPU of the bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cupygemm import cli, driver
+from cupygemm.config import KernelSpec, shared_bytes
+from cupygemm.device import H200
+from cupygemm.problem import LAYOUTS, Problem
+from tests.commands import failed
+from tests.fake_gpu import FakeGpu
+from tests.fake_products import LARGE, bundle_of, fresh_gpu
+
+PROBLEM = Problem(64, 128, 256)
+H100 = replace(H200, name="NVIDIA H100 PCIe", sm_count=114)
+
+Explain = Callable[..., Result]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tuned.yaml"
+
+
+@pytest.fixture
+def explain(monkeypatch: pytest.MonkeyPatch) -> Explain:
+    """The command on a machine without a GPU."""
+    monkeypatch.setattr(driver, "devices", tuple)
+    monkeypatch.setattr(driver, "hopper_devices", tuple)
+    monkeypatch.delenv("CUPYGEMM_BUNDLE", raising=False)
+    return lambda *args: CliRunner().invoke(cli.main, ["explain", *map(str, args)])
+
+
+def test_without_a_gpu_the_answer_is_for_the_gpu_of_the_bundle(explain: Explain, path: Path) -> None:
+    bundle_of(PROBLEM, config=LARGE, device=H100).save(path)
+    result = explain(PROBLEM.shape, "--bundle", path)
+    assert result.exit_code == 0, result.output
+    first, second, *lines = result.stdout.splitlines()
+    assert first == "no GPU found: the answer is for NVIDIA H100 PCIe (114 SMs), and nothing was compiled"
+    assert second == "64x128x256 float16 nn: own kernel"
+    assert f"  because {path} has a config for it" in lines
+    assert "  measured: 1.00 µs a launch" in lines
+    assert any(line.startswith("  legal there: ") and "of 232448 bytes of shared memory" in line for line in lines)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layout_is_said_in_words(explain: Explain, path: Path, layout: str) -> None:
+    bundle_of(replace(PROBLEM, layout=layout)).save(path)
+    words = {"n": "stored row-major", "t": "stored transposed"}
+    result = explain(PROBLEM.shape, "--layout", layout, "--bundle", path)
+    assert f"  layout {layout}: A {words[layout[0]]}, B {words[layout[1]]}\n" in result.stdout
+    assert "own kernel" in result.stdout
+    assert json.loads(explain(PROBLEM.shape, "--layout", layout, "--bundle", path, "--json").stdout)["layout"] == layout
+
+
+def test_a_program_gets_the_whole_answer(explain: Explain, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = bundle_of(PROBLEM, config=LARGE)
+    bundle.save(path)
+    monkeypatch.setenv("CUPYGEMM_BUNDLE", str(path))
+    answer = json.loads(explain(PROBLEM.shape, "--json").stdout)
+    assert (answer["kernel"], answer["bundle"], answer["device_here"]) == ("own", str(path), False)
+    assert (answer["problem"], answer["config"]) == (PROBLEM.to_dict(), LARGE.to_dict())
+    assert answer["measured"]["us"] == 1.0
+    assert answer["search"]["strategy"] == "test"
+    assert answer["shared_bytes"] == shared_bytes(LARGE, KernelSpec.of(PROBLEM))
+    assert answer["device"]["name"] == H200.name
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("8x8x8",), "no bundle in force has a config for it"),
+        (("60x64x60",), "TMA cannot copy a"),
+        ((PROBLEM.shape, "--out-dtype", "float32"), "not float32"),
+    ],
+)
+def test_a_fall_back_has_its_reason(explain: Explain, path: Path, args: tuple[str, ...], words: str) -> None:
+    bundle_of(PROBLEM).save(path)
+    result = explain(*args, "--bundle", path)
+    assert result.exit_code == 0
+    assert "cupy.matmul (cuBLAS)" in result.stdout
+    assert words in result.stdout
+    answer = json.loads(explain(*args, "--bundle", path, "--json").stdout)
+    assert (answer["kernel"], answer["config"], answer["measured"]) == ("cublas", None, None)
+
+
+def test_an_entry_that_cannot_run_is_named_with_the_rule(explain: Explain, path: Path) -> None:
+    bundle_of(PROBLEM, config=LARGE.swapped(stages=99)).save(path)
+    result = explain(PROBLEM.shape, "--bundle", path)
+    assert f"the entry of {path} is skipped: 99 stages" in result.stdout
+
+
+def test_on_a_gpu_the_answer_is_for_it(explain: Explain, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu: FakeGpu = fresh_gpu(monkeypatch)
+    gpu.specs[0] = H100
+    monkeypatch.setattr(driver, "hopper_devices", lambda: (0,))
+    bundle_of(PROBLEM, config=LARGE).save(path)
+    result = explain(PROBLEM.shape, "--bundle", path)
+    assert result.stdout.splitlines()[0] == "64x128x256 float16 nn: own kernel"
+    assert "measured on NVIDIA H200 (132 SMs), not on this NVIDIA H100 PCIe (114 SMs)" in result.stdout
+    assert (len(gpu.compiled), gpu.launches) == (1, [])
+
+
+def test_a_gpu_that_is_not_hopper_runs_cublas(explain: Explain, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = fresh_gpu(monkeypatch)
+    gpu.specs[0] = replace(H200, name="NVIDIA A100", compute_capability=(8, 0))
+    monkeypatch.setattr(driver, "devices", lambda: (0,))
+    bundle_of(PROBLEM).save(path)
+    assert "because NVIDIA A100 is not a Hopper GPU" in explain(PROBLEM.shape, "--bundle", path).stdout
+
+
+def test_a_bundle_that_cannot_be_read_is_one_line(explain: Explain, path: Path) -> None:
+    failed(explain(PROBLEM.shape, "--bundle", path), "tuned.yaml: No such file")
+
+
+def test_wrong_usage_is_status_2(explain: Explain) -> None:
+    assert explain("64x64").exit_code == 2

@@ -2,16 +2,13 @@
 
     python bench/profile.py 2048x2048x4096 --bundle tuned.yaml -o bench/results/profile.json
 
-The program runs itself under `ncu`, which replays every kernel and so says nothing about times that compare with the
-other results; what it says is where the cycles go. Clocks are left as they are.
+The program runs itself under `ncu`; what that says is where the cycles go, and nothing about times.
 """
 
 from __future__ import annotations
 
-import csv
-import shutil
-import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +18,7 @@ import click
 from cupygemm import compiler, driver, provenance, verify
 from cupygemm.bundle import Bundle
 from cupygemm.config import KernelSpec
+from cupygemm.counters import number, read_counters
 from cupygemm.cublas import Cublas
 from cupygemm.errors import CupygemmError
 from cupygemm.plan import LoadedKernel, Plan
@@ -56,7 +54,7 @@ def main(shape: str, dtype: str, bundle_path: Path, output: Path | None, child: 
     if child:
         _launch_both(problem, bundle_path)
         return
-    rows = _profiled([sys.executable, *sys.argv, "--child"])
+    rows = read_counters([sys.executable, *sys.argv, "--child"], list(METRICS), "gemm_|nvjet|sm90")
     own, cublas = _kernel_named(rows, "gemm_"), _kernel_named(rows, "nvjet", "gemm", "sm90")
     compulsory = problem.compulsory_bytes
     summary = {"problem": str(problem), "compulsory_bytes": compulsory, "own": own, "cublas": cublas}
@@ -85,21 +83,6 @@ def _launch_both(problem: Problem, bundle_path: Path) -> None:
         stream.synchronize()
 
 
-def _profiled(command: list[str]) -> list[dict[str, str]]:
-    """One dictionary of raw metrics for each kernel launched."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise click.ClickException("Nsight Compute (ncu) is not on the PATH")
-    call = [ncu, "--csv", "--page", "raw", "--clock-control", "none", "--metrics", ",".join(METRICS)]
-    call += ["--kernel-name-base", "mangled", "-k", "regex:gemm_|nvjet|sm90"]
-    done = subprocess.run([*call, *command], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise click.ClickException(f"ncu ended with status {done.returncode}: {done.stdout[-800:]}{done.stderr[-800:]}")
-    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-    header, _units, *rows = csv.reader(lines)
-    return [dict(zip(header, row, strict=True)) for row in rows]
-
-
 def _kernel_named(rows: list[dict[str, str]], *parts: str) -> dict[str, Any]:
     """Medians over the launches of the kernels whose name has one of `parts`, the first part that any has."""
     for part in parts:
@@ -112,8 +95,8 @@ def _kernel_named(rows: list[dict[str, str]], *parts: str) -> dict[str, Any]:
     return {"kernel": found[0]["Kernel Name"][:80], "launches": len(found), **values}
 
 
-def _median(texts: Any) -> float | None:
-    numbers = [float(text.replace(",", "")) for text in texts if text.replace(",", "").replace(".", "", 1).isdigit()]
+def _median(texts: Iterable[str]) -> float | None:
+    numbers = [value for text in texts if (value := number(text)) is not None]
     return median(numbers) if numbers else None
 
 

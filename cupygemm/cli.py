@@ -122,6 +122,7 @@ _SHAPE_OPTIONS = (
 _BUDGET_HELP = "Configs to measure. Default: 100; no limit with --seconds or the exhaustive strategy."
 _L2_WEIGHT_HELP = "Of the L2 term in the reward that ppo and hybrid learn from."
 _SPILL_WEIGHT_HELP = "Of the spill term in it."
+_COUNTERS_HELP = "Count the L2's figures with Nsight Compute, some seconds a batch; they are modelled otherwise."
 _L2_TERM_HELP = "What the L2 term is: compulsory over actual bytes of device memory, or the L2's hit rate."
 _DEVICE_HELP = "cuda or cuda:N, replay, or auto: the first Hopper GPU, and replay where there is none."
 _STORE_HELP = "SQLite file that trials go to. Default: one in the user's data folder"
@@ -161,6 +162,7 @@ def main() -> None:
 @click.option("--l2-weight", type=click.FloatRange(min=0), default=0.02, show_default=True, help=_L2_WEIGHT_HELP)
 @click.option("--spill-weight", type=click.FloatRange(min=0), default=0.05, show_default=True, help=_SPILL_WEIGHT_HELP)
 @click.option("--l2-term", type=click.Choice(L2_TERMS), default="bytes", show_default=True, help=_L2_TERM_HELP)
+@click.option("--counters", is_flag=True, help=_COUNTERS_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def tune_command(
     shape: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cupygemm import compiler, driver, provenance
 from cupygemm.errors import LaunchError
 from cupygemm.problem import Problem
+from cupygemm.search.counted import CountedRunner
 from cupygemm.search.gpu_runner import GpuRunner
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.target import Target
@@ -22,13 +23,14 @@ def open_gpu(index: int) -> GpuRunner:
     return GpuRunner(device=index)
 
 
-def gpu_target(problem: Problem, index: int, command: str) -> Target:
+def gpu_target(problem: Problem, index: int, command: str, counters: bool = False) -> Target:
     """A GPU, with the whole default space of a problem and cuBLAS's times on it.
 
     Args:
         problem: what is to be computed.
         index: CUDA device.
         command: what the provenance calls the command.
+        counters: whether the L2 figures are to be counted, where they can be; they are modelled otherwise.
 
     Raises:
         LaunchError: as `open_gpu`, or cuBLAS cannot be timed.
@@ -36,7 +38,7 @@ def gpu_target(problem: Problem, index: int, command: str) -> Target:
     runner = open_gpu(index)
     try:
         return Target(
-            runner=runner,
+            runner=CountedRunner(runner, index) if counters else runner,
             space=SearchSpace.for_problem(problem, runner.device_spec),
             device=runner.device_spec,
             provenance=provenance.collect(index, command),

@@ -75,6 +75,9 @@ def trial_event(trial: Trial) -> dict[str, Any]:
         "us": measurement.us,
         "speedup": measurement.speedup,
         "spill_bytes": measurement.spill_bytes,
+        "l2_term": measurement.l2_term,
+        "l2_hit_rate": measurement.l2_hit_rate,
+        "l2_source": measurement.l2_source,
         "registers": measurement.registers,
         "best_us": trial.best_us,
     }

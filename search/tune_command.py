@@ -37,6 +37,7 @@ class TuneRequest:
         tables: folder of recorded tables; None for those of the package.
         cold: begin with nothing known, not with the best configs of other recorded problems.
         rewards: what learning strategies maximise.
+        counters: count the L2 figures on a GPU, where that can be done.
         as_json: JSON lines, not words.
         command: the command line, for the provenance.
     """
@@ -51,6 +52,7 @@ class TuneRequest:
     tables: Path | None
     cold: bool
     rewards: RewardWeights
+    counters: bool
     as_json: bool
     command: str
 
@@ -71,12 +73,12 @@ def run_tune(request: TuneRequest) -> None:
 
 def _open_target(request: TuneRequest) -> Target:
     if isinstance(request.device, int):
-        return gpu_target(request.problem, request.device, request.command)
+        return gpu_target(request.problem, request.device, request.command, request.counters)
     if request.device == "replay":
         return replay_target(request.problem, request.tables)
     found = driver.hopper_devices()
     if found:
-        return gpu_target(request.problem, found[0], request.command)
+        return gpu_target(request.problem, found[0], request.command, request.counters)
     try:
         return replay_target(request.problem, request.tables)
     except BundleError as error:

@@ -16,6 +16,7 @@ from cupygemm.benchmark import benchmark
 from cupygemm.bundle import Bundle
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import CupygemmError, LaunchError, ProblemError
+from cupygemm.gpu_lock import take_gpu
 from cupygemm.measure import Bench, is_usable
 from cupygemm.problem import Problem
 from cupygemm.report import failure_line, read_file
@@ -66,7 +67,7 @@ def run_bench(request: BenchRequest) -> None:
         raise ProblemError("nothing to measure: name a suite or shapes, or a bundle with entries")
     sheet = _Sheet(request)
     view = make_view(click.echo, len(problems) * len(request.modes))
-    with view.running():
+    with take_gpu(request.device), view.running():
         stopped_by = _measure_all(problems, dispatcher, sheet, view)
     _finish(request, sheet, view)
     if sheet.failures:

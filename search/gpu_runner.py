@@ -14,18 +14,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
 from pebble import ProcessExpired, ProcessPool
 
-from cupygemm import driver, provenance, settings, telemetry
+from cupygemm import driver, provenance
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import CompileError, CupygemmError, LaunchError
+from cupygemm.gpu_lock import take_gpu
 from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS, Jobs, Outcome
@@ -76,7 +75,7 @@ class GpuRunner:
         self._deadline_s = deadline_s
         self._jobs = jobs
         self._prepared: set[Problem] = set()
-        self._lock = _take_lock(settings.cache_dir() / f"gpu-{telemetry.uuid(device) or device}.lock", self.device)
+        self._lock = take_gpu(device)
         num_compilers = compile_workers or os.cpu_count() or 1
         self._compiled_ahead = COMPILED_AHEAD * num_compilers
         self._compilers = _Workers(num_compilers)
@@ -328,13 +327,3 @@ def _end(error: TimeoutError | ProcessExpired, deadline_s: float) -> Measurement
 
 def _with_resources(measurement: Measurement, kernel: CompiledKernel) -> Measurement:
     return measurement.with_fields(registers=kernel.registers, spill_bytes=kernel.spill_bytes)
-
-
-def _take_lock(path: Path, device: str) -> FileLock:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise LaunchError(f"another process is measuring on {device} (it holds {path}): wait until it ends") from error
-    return lock

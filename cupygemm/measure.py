@@ -204,7 +204,7 @@ class Bench:
 
     def bytes_rotated(self, mode: str) -> int:
         """Bytes of all operand sets that a graph of this mode goes through."""
-        return len(self._operands(mode)) * self.problem.compulsory_bytes
+        return len(self.operands(mode)) * self.problem.compulsory_bytes
 
     def verify(self, launch: Launch) -> Verdict:
         """Runs a candidate on zero-mean and on positive-mean operands.
@@ -287,11 +287,12 @@ class Bench:
     def _read_into(self, timing: Timing) -> None:
         timing.reading = telemetry.read(self.device)
 
-    def _operands(self, mode: str) -> list[OperandSet]:
+    def operands(self, mode: str) -> list[OperandSet]:
+        """The sets that graphs of this mode go through."""
         return self._sets if mode == ROTATED else self._sets[:1]
 
     def _capture(self, launch: Launch, mode: str) -> TimedGraph:
-        sets = self._operands(mode)
+        sets = self.operands(mode)
         return capture(launch, sets, num_launches(self.problem, len(sets)))
 
     def _baseline_graph(self, mode: str) -> TimedGraph:

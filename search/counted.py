@@ -82,7 +82,7 @@ def count(problem: Problem, configs: Sequence[KernelConfig], index: int) -> list
     """
     job = {"problem": problem.to_dict(), "configs": [config.to_dict() for config in configs], "index": index}
     command = [sys.executable, "-m", __name__]
-    rows = read_counters(command, METRICS, "gemm_kernel", json.dumps(job))
+    rows = read_counters(command, METRICS, "gemm_(cluster_)?kernel", json.dumps(job))
     if len(rows) != len(configs):
         raise LaunchError(f"ncu profiled {len(rows)} launches of {len(configs)}")
     return [_figures(problem, row) for row in rows]

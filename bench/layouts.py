@@ -1,0 +1,84 @@
+"""The four layouts of one product in one interleaved run, so that their times compare with each other.
+
+    python bench/layouts.py 2048x2048x4096 --bundle tuned.yaml -o bench/results/layout_ratios.json
+
+`cupygemm bench layouts` compares each layout with cuBLAS, in a run of its own; between runs the clock moves by more
+than layouts differ. The numbers of all operands are the same, stored one way and the other.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cupygemm import compiler, driver, provenance
+from cupygemm.bundle import Bundle
+from cupygemm.config import KernelSpec
+from cupygemm.errors import BundleError, VerificationError
+from cupygemm.graphs import Launch
+from cupygemm.measure import CUBLAS, ROTATED, THOROUGH, Bench
+from cupygemm.plan import LoadedKernel, Plan
+from cupygemm.problem import LAYOUTS, Problem
+from cupygemm.results import write_report
+
+
+@click.command()
+@click.argument("shapes", nargs=-1, required=True)
+@click.option("--dtype", default="float16", show_default=True)
+@click.option("--bundle", "path", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
+def main(shapes: tuple[str, ...], dtype: str, path: Path, commit: str | None, output: Path) -> None:
+    """Times the bundle's configs for the layouts of SHAPES by turns."""
+    bundle = Bundle.load(path)
+    summary = {shape: _ratios(shape, dtype, bundle) for shape in shapes}
+    for shape, found in summary.items():
+        click.echo(f"{shape}: {', '.join(f'{name} {value}' for name, value in found.items())}")
+    command = shlex.join(["python", *sys.argv])
+    write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
+
+
+def _ratios(shape: str, dtype: str, bundle: Bundle) -> dict[str, Any]:
+    """µs of each layout and of cuBLAS for nn, and how far apart the layouts are."""
+    bench = Bench(Problem.parse(shape, dtype))
+    launches = {layout: _launch(Problem.parse(shape, dtype, layout=layout), bundle) for layout in LAYOUTS}
+    for layout, launch in launches.items():
+        verdict = bench.verify(launch)
+        if not verdict.ok:
+            raise VerificationError(f"{shape} {layout}: {verdict.detail}")
+        for operands in bench.operands(ROTATED):
+            launch(*operands)  # makes the copies, which cannot be made while a graph is captured
+    timing = bench.time(launches, THOROUGH, ROTATED)
+    times = {name: timing.median_us(name) or float("nan") for name in (*LAYOUTS, CUBLAS)}
+    own = [times[layout] for layout in LAYOUTS]
+    return {**{f"{name}_us": round(us, 3) for name, us in times.items()}, "spread": round(max(own) / min(own) - 1, 4)}
+
+
+def _launch(problem: Problem, bundle: Bundle) -> Launch:
+    """The product of row-major operands by the kernel of another layout, from copies that are stored its way."""
+    entry = bundle.find(problem, driver.device_spec(0), compiler.source_digest())
+    if entry is None:
+        raise BundleError(f"the bundle has no entry for {problem}")
+    plan = Plan(problem, LoadedKernel(compiler.compile_kernel(KernelSpec.of(problem), entry.config)))
+    cupy, copies = driver.cupy(), {}
+
+    def stored(operand: Any, letter: str) -> Any:
+        if letter == "n":
+            return operand
+        key = operand.data.ptr
+        if key not in copies:
+            copies[key] = operand, cupy.asfortranarray(operand)  # the first keeps its address its own
+        return copies[key][1]
+
+    def launch(a: Any, b: Any, out: Any) -> None:
+        plan(stored(a, problem.layout[0]), stored(b, problem.layout[1]), out)
+
+    return launch
+
+
+if __name__ == "__main__":
+    main()

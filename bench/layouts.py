@@ -15,13 +15,13 @@ from typing import Any
 
 import click
 
-from cupygemm import compiler, driver, provenance
+from cupygemm import driver, provenance
 from cupygemm.bundle import Bundle
-from cupygemm.config import KernelSpec
+from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, VerificationError
-from cupygemm.graphs import Launch
-from cupygemm.measure import CUBLAS, ROTATED, THOROUGH, Bench
-from cupygemm.plan import LoadedKernel, Plan
+from cupygemm.measure import CUBLAS, THOROUGH, Bench
+from cupygemm.names import ROTATED
+from cupygemm.operands import Launch, Operands
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.results import write_report
 
@@ -34,37 +34,36 @@ from cupygemm.results import write_report
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(shapes: tuple[str, ...], dtype: str, path: Path, commit: str | None, output: Path) -> None:
     """Times the bundle's configs for the layouts of SHAPES by turns."""
-    bundle = Bundle.load(path)
-    summary = {shape: _ratios(shape, dtype, bundle) for shape in shapes}
+    dispatcher = Dispatcher({str(path): Bundle.load(path)})
+    summary = {shape: _ratios(shape, dtype, dispatcher) for shape in shapes}
     for shape, found in summary.items():
         click.echo(f"{shape}: {', '.join(f'{name} {value}' for name, value in found.items())}")
     command = shlex.join(["python", *sys.argv])
     write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
 
 
-def _ratios(shape: str, dtype: str, bundle: Bundle) -> dict[str, Any]:
+def _ratios(shape: str, dtype: str, dispatcher: Dispatcher) -> dict[str, Any]:
     """µs of each layout and of cuBLAS for nn, and how far apart the layouts are."""
     bench = Bench(Problem.parse(shape, dtype))
-    launches = {layout: _launch(Problem.parse(shape, dtype, layout=layout), bundle) for layout in LAYOUTS}
+    launches = {layout: _launch(Problem.parse(shape, dtype, layout=layout), dispatcher) for layout in LAYOUTS}
     for layout, launch in launches.items():
         verdict = bench.verify(launch)
         if not verdict.ok:
             raise VerificationError(f"{shape} {layout}: {verdict.detail}")
         for operands in bench.operands(ROTATED):
-            launch(*operands)  # makes the copies, which cannot be made while a graph is captured
+            launch(operands)  # makes the copies, which cannot be made while a graph is captured
     timing = bench.time(launches, THOROUGH, ROTATED)
     times = {name: timing.median_us(name) or float("nan") for name in (*LAYOUTS, CUBLAS)}
     own = [times[layout] for layout in LAYOUTS]
     return {**{f"{name}_us": round(us, 3) for name, us in times.items()}, "spread": round(max(own) / min(own) - 1, 4)}
 
 
-def _launch(problem: Problem, bundle: Bundle) -> Launch:
+def _launch(problem: Problem, dispatcher: Dispatcher) -> Launch:
     """The product of row-major operands by the kernel of another layout, from copies that are stored its way."""
-    entry = bundle.find(problem, driver.device_spec(0), compiler.source_digest())
-    if entry is None:
-        raise BundleError(f"the bundle has no entry for {problem}")
-    plan = Plan(problem, LoadedKernel(compiler.compile_kernel(KernelSpec.of(problem), entry.config)))
-    cupy, copies = driver.cupy(), {}
+    choice, plan = dispatcher.choose_for(problem, 0)
+    if plan is None:
+        raise BundleError(f"{problem}: {choice.reason}")
+    own, cupy, copies = plan.launch, driver.cupy(), {}
 
     def stored(operand: Any, letter: str) -> Any:
         if letter == "n":
@@ -74,8 +73,9 @@ def _launch(problem: Problem, bundle: Bundle) -> Launch:
             copies[key] = operand, cupy.asfortranarray(operand)  # the first keeps its address its own
         return copies[key][1]
 
-    def launch(a: Any, b: Any, out: Any) -> None:
-        plan(stored(a, problem.layout[0]), stored(b, problem.layout[1]), out)
+    def launch(operands: Operands) -> None:
+        a, b = stored(operands.a, problem.layout[0]), stored(operands.b, problem.layout[1])
+        own(operands._replace(a=a, b=b))
 
     return launch
 

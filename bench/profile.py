@@ -15,13 +15,12 @@ from typing import Any
 
 import click
 
-from cupygemm import compiler, driver, provenance, verify
+from cupygemm import driver, provenance, verify
 from cupygemm.bundle import Bundle
-from cupygemm.config import KernelSpec
 from cupygemm.counters import number, read_counters
 from cupygemm.cublas import Cublas
-from cupygemm.errors import CupygemmError
-from cupygemm.plan import LoadedKernel, Plan
+from cupygemm.dispatch import Dispatcher
+from cupygemm.errors import BundleError
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
 
@@ -65,21 +64,19 @@ def main(shape: str, dtype: str, bundle_path: Path, output: Path | None, child: 
 
 
 def _launch_both(problem: Problem, bundle_path: Path) -> None:
-    entry = Bundle.load(bundle_path).find(problem, driver.device_spec(0), compiler.source_digest())
-    if entry is None:
-        raise CupygemmError(f"{bundle_path} has no entry for {problem} on this device and these sources")
-    plan = Plan(problem, LoadedKernel(compiler.compile_kernel(KernelSpec.of(problem), entry.config)))
+    choice, plan = Dispatcher({str(bundle_path): Bundle.load(bundle_path)}).choose_for(problem, 0)
+    if plan is None:
+        raise BundleError(f"{problem}: {choice.reason}")
     cupy = driver.cupy()
     gemm = Cublas().gemm
     rng = cupy.random.default_rng(0)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         for _ in range(LAUNCHES):
             # Fresh operands for each pair of launches: nothing is left of them in L2, as when sets are rotated.
-            a, b = verify.draw_operands(rng, problem, verify.ZERO_MEAN)
-            out = cupy.empty((problem.m, problem.n), verify.numpy_dtype(problem.out_dtype))
-            for launch in (plan, gemm):
+            operands = verify.draw_operands(rng, problem, verify.ZERO_MEAN)
+            for launch in (plan.launch, gemm):
                 cupy.empty(2 * driver.device_spec(0).l2_bytes, dtype=cupy.uint8).fill(1)
-                launch(a, b, out)
+                launch(operands)
         stream.synchronize()
 
 

@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,9 @@ from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.table import Table
 from cupygemm.search.tune import Budget, tune
 
-STRATEGIES = ("cma", "ppo", "hybrid", "cma+", "ppo+", "hybrid+")
+SEEDS = "seeds+"
+"""The configs to start from alone, measured one after the other and then no more: what is had without any search."""
+STRATEGIES = ("cma", "ppo", "hybrid", SEEDS, "cma+", "ppo+", "hybrid+")
 BUDGETS = (50, 150, 500)
 POINTS = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 125, 150, 200, 250, 300, 400, 500)
 """Evaluations at which curves are kept."""
@@ -61,10 +65,10 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = _parser().parse_args(arguments)
-    paths = {table: Path(str(path)) for table, path in recorded_tables(options.tables).items()}
+    paths = [Path(str(table.path)) for table in recorded_tables(options.tables)]
     runs = [
         Run(path, options.tables, strategy, seed, max(options.budgets))
-        for path in paths.values()
+        for path in paths
         for strategy in options.strategies
         for seed in range(options.seeds)
     ]
@@ -74,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[str, dict[Path, list[list[float]]]] = {name: {} for name in options.strategies}
     for run, curve in zip(runs, curves, strict=True):
         found[run.strategy].setdefault(run.table, []).append(curve)
-    tables = {path: Table.read(path) for path in paths.values()}
+    tables = {path: Table.read(path) for path in paths}
     command = shlex.join(["python", *sys.argv])
     document = {
         "schema": SEARCH_SCHEMA,
@@ -111,17 +115,20 @@ def _curve(run: Run) -> list[float]:
     """The least time after each evaluation, µs: as many entries as evaluations were allowed."""
     table = Table.read(run.table)
     start = recorded_seeds(table.problem, run.folder) if run.strategy.endswith("+") else ()
-    context = StrategyContext(table.space, run.seed, start)
-    strategy = make_strategy(run.strategy.rstrip("+"), context)
-    result = tune(table.problem, table.space, strategy, ReplayRunner(table), Budget(run.evaluations))
-    curve = [float("inf") if trial.best_us is None else trial.best_us for trial in result.trials]
+    if run.strategy == SEEDS:
+        times = [table.times_us.get(config) for config in start if table.space.is_legal(config)]
+        curve = list(accumulate((inf if us is None else us for us in times[: run.evaluations]), min))
+    else:
+        strategy = make_strategy(run.strategy.rstrip("+"), StrategyContext(table.space, run.seed, start))
+        result = tune(table.problem, table.space, strategy, ReplayRunner(table), Budget(run.evaluations))
+        curve = [inf if trial.best_us is None else trial.best_us for trial in result.trials]
     return curve + curve[-1:] * (run.evaluations - len(curve))
 
 
 def _summary(
     name: str, curves: dict[Path, list[list[float]]], tables: dict[Path, Table], budgets: Sequence[int]
 ) -> dict[str, Any]:
-    scores: dict[str, list[float]] = {str(budget): [] for budget in budgets}
+    scores: dict[str, list[list[float]]] = {str(budget): [] for budget in budgets}
     per_table, fractions = {}, []
     for path, table in tables.items():
         times, speeds = times_of(table), table.optimum_us / np.array(curves[path])
@@ -130,18 +137,24 @@ def _summary(
         for budget in budgets:
             expected_us = expected_best(times, min(budget, len(times)))
             each = [score(curve[budget - 1], expected_us, table.optimum_us) for curve in curves[path]]
-            scores[str(budget)] += each
+            scores[str(budget)].append(each)
             own[str(budget)] = round(float(np.mean(each)), 4)
         per_table[str(table.problem)] = {"score": own, **_levels(speeds), "curve": _points(np.median(speeds, axis=0))}
     together = np.concatenate(fractions)
     return {
         "seeded": name.endswith("+"),
-        "score": {budget: round(float(np.mean(each)), 4) for budget, each in scores.items()},
-        "stderr": {budget: round(float(np.std(each) / len(each) ** 0.5), 4) for budget, each in scores.items()},
+        "score": {budget: round(float(np.mean(by_table)), 4) for budget, by_table in scores.items()},
+        "stderr": {budget: round(_standard_error(by_table), 4) for budget, by_table in scores.items()},
         **_levels(together),
         "mean_fraction": _points(together.mean(axis=0)),
         "per_table": per_table,
     }
+
+
+def _standard_error(by_table: list[list[float]]) -> float:
+    """Of the mean over tables, whose difficulty is no chance: only the seeds within each are."""
+    errors = [np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else 0.0 for each in by_table]
+    return float(np.sqrt(np.sum(np.square(errors))) / len(errors))
 
 
 def _random(tables: dict[Path, Table], budgets: Sequence[int]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from typing import Any
 
 from cupygemm.config import KernelConfig
 from cupygemm.errors import VerificationError
-from cupygemm.graphs import Launch
-from cupygemm.measure import CUBLAS, CUBLASLT, ROTATED, THOROUGH, WRONG_BASELINE, Bench, Effort, Timing
+from cupygemm.measure import CUBLAS, CUBLASLT, THOROUGH, WRONG_BASELINE, Bench, Effort, Timing
 from cupygemm.measurement import Measurement, Status
+from cupygemm.names import ROTATED
+from cupygemm.operands import Launch
 from cupygemm.problem import Problem
 
 OWN, TORCH = "cupygemm", "torch"
@@ -26,7 +27,7 @@ def benchmark(
 
     Args:
         bench: of the problem, on the device.
-        launch: what cupygemm runs: a `Plan` of `config`, or `bench.cublas`.
+        launch: what cupygemm runs: that of a `Plan` of `config`, or `bench.cublas`.
         config: None where cupygemm leaves the problem to cuBLAS, which is held to the looser bound of a baseline.
         mode: `ROTATED` or `RESIDENT`.
         torch: torch.matmul into `out`, if it is to be compared.

@@ -6,7 +6,6 @@ cannot trust is refused before YAML objects are built: a file too large, nested 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
@@ -24,8 +23,6 @@ from cupygemm.errors import BundleError
 from cupygemm.measurement import Measurement
 from cupygemm.problem import Problem
 from cupygemm.validation import describe
-
-log = logging.getLogger(__name__)
 
 SCHEMA: Literal["cupygemm.bundle/1"] = "cupygemm.bundle/1"
 MAX_BYTES = 8 * 1024 * 1024
@@ -246,21 +243,6 @@ class Bundle(_Strict):
     def entry(self, problem: Problem) -> Entry | None:
         """The entry for exactly this problem, wherever it was measured."""
         return next((entry for entry in self.entries if entry.problem == problem), None)
-
-    def find(self, problem: Problem, device: DeviceSpec, source_digest: str) -> Entry | None:
-        """The entry for exactly this problem, unless no kernel of its sources runs on the device (see `mismatch`).
-
-        An entry that is passed over for that reason, or was measured on another GPU, is logged as a warning.
-        """
-        entry, reason = self.entry(problem), self.mismatch(device, source_digest)
-        if entry is None:
-            return None
-        if reason is not None:
-            log.warning("bundle entry for %s is skipped: %s", problem, reason)
-            return None
-        if self.elsewhere(device) is not None:
-            log.warning("bundle entry for %s: %s", problem, self.elsewhere(device))
-        return entry
 
     def merged(self, other: Bundle) -> Bundle:
         """This bundle with another's entries: theirs replace those for the same problem.

@@ -11,8 +11,9 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
 from cupygemm.device import DeviceSpec
+from cupygemm.dtypes import DTYPES, OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.errors import ConfigError
-from cupygemm.problem import DTYPE_BYTES, Problem
+from cupygemm.problem import Problem
 
 SWIZZLE_BYTES = 128
 """Width of the 128-byte swizzle: the contiguous extent of every operand slab in shared memory."""
@@ -37,7 +38,7 @@ class KernelSpec:
     """What a `Problem` fixes at compile time.
 
     Attributes:
-        a_dtype, b_dtype, out_dtype: names in `problem.DTYPE_BYTES`.
+        a_dtype, b_dtype, out_dtype: names in `DTYPES`.
         a_major, b_major: the contiguous axis of each operand: "k" or "mn".
         accumulate, scales, epilogue: as in `Problem`.
         out_aligned: whether the rows of the result meet TMA's 16-byte rule.
@@ -56,7 +57,7 @@ class KernelSpec:
     @classmethod
     def of(cls, problem: Problem) -> Self:
         """The spec that follows from a problem whose result is stored row-major without gaps."""
-        out_row_bytes = problem.n * DTYPE_BYTES[problem.out_dtype]
+        out_row_bytes = problem.n * DTYPES[problem.out_dtype].bytes
         return cls(
             a_dtype=problem.a_dtype,
             b_dtype=problem.b_dtype,
@@ -178,7 +179,7 @@ class KernelConfig:
 
 def store_columns(config: KernelConfig, spec: KernelSpec) -> int:
     """Columns of the sub-tile of one TMA store: the widest of 128, 64, 32 or 16 bytes that divides consumer_n."""
-    out_bytes = DTYPE_BYTES[spec.out_dtype]
+    out_bytes = DTYPES[spec.out_dtype].bytes
     for row_bytes in (128, 64, 32):
         if config.consumer_n % (row_bytes // out_bytes) == 0:
             return row_bytes // out_bytes
@@ -187,7 +188,7 @@ def store_columns(config: KernelConfig, spec: KernelSpec) -> int:
 
 def operand_bytes(rows: int, block_k: int, major: str, dtype: str) -> int:
     """Shared memory of one operand's tile in one stage; an mn-major tile is padded to whole 128-byte slabs."""
-    element = DTYPE_BYTES[dtype]
+    element = DTYPES[dtype].bytes
     slab = SWIZZLE_BYTES // element
     padded = rows if major == "k" else -(-rows // slab) * slab
     return padded * block_k * element
@@ -202,7 +203,7 @@ def stage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
 
 def shared_storage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
     """sizeof(SharedStorage) in cuda_src/gemm.cuh: stages, store buffers, two barriers a stage and one a consumer."""
-    store = store_columns(config, spec) * DTYPE_BYTES[spec.out_dtype] * MMA_M
+    store = store_columns(config, spec) * DTYPES[spec.out_dtype].bytes * MMA_M
     buffers = config.consumers * config.store_stages * store
     barriers = 8 * (2 * config.stages + config.consumers)
     total = config.stages * stage_bytes(config, spec) + buffers + barriers
@@ -246,12 +247,11 @@ def _device_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpe
 
 
 def _spec_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
-    if spec.a_dtype != spec.b_dtype or spec.a_dtype not in ("float16", "bfloat16"):
-        yield Violation(
-            "dtypes", f"operands are {spec.a_dtype} and {spec.b_dtype}: both must be float16 or both bfloat16"
-        )
-    if spec.out_dtype not in ("float16", "bfloat16", "float32"):
-        yield Violation("dtypes", f"the result is {spec.out_dtype}: it must be float16, bfloat16 or float32")
+    if spec.a_dtype != spec.b_dtype or spec.a_dtype not in OPERAND_DTYPES:
+        legal = " or both ".join(OPERAND_DTYPES)
+        yield Violation("dtypes", f"operands are {spec.a_dtype} and {spec.b_dtype}: both must be {legal}")
+    if spec.out_dtype not in RESULT_DTYPES:
+        yield Violation("dtypes", f"the result is {spec.out_dtype}: it must be {' or '.join(RESULT_DTYPES)}")
 
 
 def _tile_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
@@ -276,10 +276,10 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec)
         )
     if c.split_n and c.consumers == 1:
         yield Violation("split_n", "split_n with one consumer: there is nothing to divide")
-    slab = SWIZZLE_BYTES // DTYPE_BYTES[spec.b_dtype]
+    slab = SWIZZLE_BYTES // DTYPES[spec.b_dtype].bytes
     if c.split_n and spec.b_major == "mn" and c.consumer_n % slab:
         yield Violation("split_n", f"{c.consumer_n} columns a consumer: an mn-major B is divided at slabs of {slab}")
-    depth = SWIZZLE_BYTES // DTYPE_BYTES[spec.a_dtype]
+    depth = SWIZZLE_BYTES // DTYPES[spec.a_dtype].bytes
     if c.block_k <= 0 or c.block_k % depth or c.block_k > 256:
         yield Violation(
             "block_k", f"block_k {c.block_k}: a multiple of {depth} (one 128-byte swizzle span), at most 256"
@@ -297,7 +297,7 @@ def _cluster_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSp
         ("A", c.block_m, spec.a_major, c.cluster_n),
         ("B", c.block_n, spec.b_major, c.cluster_m),
     ):
-        slab = SWIZZLE_BYTES // DTYPE_BYTES[spec.a_dtype]
+        slab = SWIZZLE_BYTES // DTYPES[spec.a_dtype].bytes
         slabs = -(-rows // slab)
         sliced = rows if major == "k" else c.block_k
         whole_slabs = major == "mn" and slabs % peers == 0

@@ -15,12 +15,14 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from cupygemm import driver
+from cupygemm.dtypes import DTYPES
 from cupygemm.errors import LaunchError, ProblemError, not_installed
+from cupygemm.operands import Operands
 
 WORKSPACE_BYTES = 32 * 2**20
 """What cuBLAS itself allocates on Hopper, and so what it has under CuPy."""
 
-_DATA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
+_DATA_TYPES = {name: row.cublas_type for name, row in DTYPES.items() if row.cublas_type is not None}
 _OP_N, _OP_T = 0, 1  # cublasOperation_t
 _COMPUTE_32F = 68  # cublasComputeType_t
 _GEMM_DEFAULT_TENSOR_OP = 99  # cublasGemmAlgo_t; what CuPy 14.2 passes from compute capability 8.0 on
@@ -99,7 +101,7 @@ def operand(name: str, array: Any) -> Operand:
 
     Args:
         name: for the error.
-        array: CuPy array with two axes, one of them contiguous, of float16, bfloat16 or float32.
+        array: CuPy array with two axes, one of them contiguous, of a dtype that has a `cublas_type`.
 
     Raises:
         ProblemError: another dtype, or no contiguous axis.
@@ -114,6 +116,11 @@ def operand(name: str, array: Any) -> Operand:
     if row_stride == item or rows == 1:
         return Operand(*common, rows, columns, max(rows, column_stride // item), _OP_T)
     raise ProblemError(f"{name} has strides {array.strides} bytes: one axis must be contiguous")
+
+
+def _column_major(operands: Operands) -> tuple[Operand, Operand, Operand]:
+    """The factors and the result of out^T = b^T · a^T, in the order in which cuBLAS takes them."""
+    return operand("b", operands.b), operand("a", operands.a), operand("out", operands.out)
 
 
 def version() -> str | None:
@@ -190,22 +197,18 @@ class Cublas:
         self._gemm = _gemm_ex()
         self._one, self._zero = c_float(1), c_float(0)
 
-    def gemm(self, a: Any, b: Any, out: Any) -> None:
+    def gemm(self, operands: Operands) -> None:
         """out = a · b on the current stream, as cupy.matmul asks for it; may be captured in a graph.
-
-        Args:
-            a: [m, k], float16 or bfloat16, either axis contiguous.
-            b: [k, n] likewise.
-            out: [m, n], rows contiguous.
 
         Raises:
             ProblemError: an array has no contiguous axis.
             CublasError: refused; `NOT_SUPPORTED` for pairs of dtypes that cuBLAS does not have.
         """
-        first, second, result = operand("b", b), operand("a", a), operand("out", out)
+        (m, k), n = operands.a.shape, operands.b.shape[1]
+        first, second, result = _column_major(operands)
         self._use(_current_stream())
         self._gemm(
-            self._handle, first.op, second.op, out.shape[1], out.shape[0], a.shape[1],
+            self._handle, first.op, second.op, n, m, k,
             byref(self._one), first.pointer, first.data_type, first.leading_dimension,
             second.pointer, second.data_type, second.leading_dimension,
             byref(self._zero), result.pointer, result.data_type, result.leading_dimension,
@@ -241,18 +244,18 @@ class CublasLt:
         self.handle = handle
         self.workspace = _workspace()
 
-    def algorithms(self, a: Any, b: Any, out: Any, count: int = 16) -> list[LtAlgorithm]:
+    def algorithms(self, operands: Operands, count: int = 16) -> list[LtAlgorithm]:
         """What cublasLt proposes for a product, by its own estimate the fastest first.
 
         Args:
-            a, b, out: as for `Cublas.gemm`; the algorithms serve any arrays of the same shapes, strides and dtypes.
+            operands: the algorithms serve any of the same shapes, strides and dtypes.
             count: at most so many.
 
         Raises:
             ProblemError: an array has no contiguous axis.
             CublasError: refused.
         """
-        first, second, result = operand("b", b), operand("a", a), operand("out", out)
+        first, second, result = _column_major(operands)
         product = _LtProduct(self, first, second, result)
         found = (_HeuristicResult * count)()
         num_found = c_int()
@@ -271,13 +274,13 @@ class LtAlgorithm:
         self._product = product
         self._algo = _Algo.from_buffer_copy(algo)
 
-    def run(self, a: Any, b: Any, out: Any) -> None:
+    def run(self, operands: Operands) -> None:
         """out = a · b on the current stream; may be captured in a graph.
 
         Raises:
             CublasError: refused.
         """
-        self._product.run(self._algo, a.data.ptr, b.data.ptr, out.data.ptr)
+        self._product.run(self._algo, operands)
 
     def describe(self) -> dict[str, int]:
         """Its numbers in cublasLt's own terms; without those that this version does not tell."""
@@ -316,7 +319,8 @@ class _LtProduct:
             c_int, matrix.data_type, c_uint64, matrix.rows, c_uint64, matrix.columns, c_int64, matrix.leading_dimension,
         )  # fmt: skip
 
-    def run(self, algo: _Algo, a: int, b: int, out: int) -> None:
+    def run(self, algo: _Algo, operands: Operands) -> None:
+        a, b, out = operands.a.data.ptr, operands.b.data.ptr, operands.out.data.ptr
         operation, first, second, result, _ = self.descriptors
         self._matmul(
             self._lt.handle, operation, byref(self._one), b, first, a, second, byref(self._zero), out, result,

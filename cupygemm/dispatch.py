@@ -18,14 +18,13 @@ from cupygemm import compiler, driver, settings
 from cupygemm.bundle import Bundle, Entry
 from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec, illegal_reason
 from cupygemm.device import DeviceSpec
+from cupygemm.dtypes import DTYPES, OPERAND_DTYPES
 from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
 from cupygemm.plan import LoadedKernel, Plan, misaligned_reason, oversize_reason, unstorable_reason
-from cupygemm.problem import DTYPE_BYTES, Problem
+from cupygemm.problem import Problem
 from cupygemm.text import count
 
 log = logging.getLogger(__name__)
-
-OWN_DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -134,17 +133,17 @@ class Dispatcher:
         known = self._chosen.get(key)
         return self.choose_for(*key) if known is None else known
 
-    def choose_for(self, problem: Problem, device: int) -> tuple[Choice, Plan | None]:
+    def choose_for(self, problem: Problem, index: int) -> tuple[Choice, Plan | None]:
         """What runs a problem whose operands own kernels can read, on a CUDA device.
 
         Raises:
             CaptureError: as `choose`.
             BundleError: as `choose`.
         """
-        key = (problem, device)
+        key = (problem, index)
         with self._lock:
             if key not in self._chosen:
-                self._chosen[key] = self._prepare(problem, device)
+                self._chosen[key] = self._prepare(problem, index)
             return self._chosen[key]
 
     def problems(self) -> list[Problem]:
@@ -157,7 +156,7 @@ class Dispatcher:
             entries = [entry for source in self._in_force() for entry in source.bundle.entries]
         return list(dict.fromkeys(entry.problem for entry in entries))
 
-    def choose_on(self, problem: Problem, spec: DeviceSpec) -> Choice:
+    def choose_on(self, problem: Problem, device: DeviceSpec) -> Choice:
         """What would run a problem on a GPU that need not be here: nothing is compiled or loaded.
 
         Raises:
@@ -165,49 +164,49 @@ class Dispatcher:
         """
 
         def check(entry: Entry) -> None:
-            reason = oversize_reason(problem) or illegal_reason(entry.config, KernelSpec.of(problem), spec)
+            reason = oversize_reason(problem) or illegal_reason(entry.config, KernelSpec.of(problem), device)
             if reason is not None:
                 raise ConfigError(reason)
 
         with self._lock:
-            return self._first_that_works(problem, spec, check)[0]
+            return self._first_that_works(problem, device, check)[0]
 
-    def _prepare(self, problem: Problem, device: int) -> tuple[Choice, Plan | None]:
+    def _prepare(self, problem: Problem, index: int) -> tuple[Choice, Plan | None]:
         def make(entry: Entry) -> Plan:
-            return Plan(problem, self._load(problem, entry.config, device))
+            return Plan(problem, self._load(problem, entry.config, index))
 
-        return self._first_that_works(problem, driver.device_spec(device), make)
+        return self._first_that_works(problem, driver.device_spec(index), make)
 
     def _first_that_works(
-        self, problem: Problem, spec: DeviceSpec, make: Callable[[Entry], Plan | None]
+        self, problem: Problem, device: DeviceSpec, make: Callable[[Entry], Plan | None]
     ) -> tuple[Choice, Plan | None]:
         """The first entry that `make` raises nothing on, with what it makes of it."""
-        if not spec.is_hopper:
-            return Choice("cublas", f"{spec.name} is not a Hopper GPU", problem), None
+        if not device.is_hopper:
+            return Choice("cublas", f"{device.name} is not a Hopper GPU", problem), None
         passed_over: list[str] = []
-        for source, entry in self._entries(problem, spec):
-            reason = source.bundle.mismatch(spec, compiler.source_digest())
+        for source, entry in self._entries(problem, device):
+            reason = source.bundle.mismatch(device, compiler.source_digest())
             if reason is None:
                 try:
                     plan = make(entry)
                 except (CompileError, ConfigError, LaunchError, ProblemError) as error:
                     reason = str(error)
                 else:
-                    why = f"{source.name} has a config for it{self._told_where(source, spec)}"
+                    why = f"{source.name} has a config for it{self._told_where(source, device)}"
                     return Choice("own", why, problem, entry.config, source.name, entry), plan
             passed_over.append(f"the entry of {source.name} is skipped: {reason}")
             log.warning("%s: %s", problem, passed_over[-1])
         return Choice("cublas", "; ".join(passed_over) or "no bundle in force has a config for it", problem), None
 
-    def _entries(self, problem: Problem, spec: DeviceSpec) -> list[tuple[_Source, Entry]]:
+    def _entries(self, problem: Problem, device: DeviceSpec) -> list[tuple[_Source, Entry]]:
         """The entries for a problem: those measured on this very GPU first, then those of the newest bundle."""
         found = [(source, source.bundle.entry(problem)) for source in self._in_force()]
         known = [(source, entry) for source, entry in found if entry is not None]
-        return sorted(known, key=lambda pair: pair[0].bundle.elsewhere(spec) is not None)
+        return sorted(known, key=lambda pair: pair[0].bundle.elsewhere(device) is not None)
 
-    def _told_where(self, source: _Source, spec: DeviceSpec) -> str:
+    def _told_where(self, source: _Source, device: DeviceSpec) -> str:
         """What to add where a bundle is of another GPU, which is also logged once."""
-        elsewhere = source.bundle.elsewhere(spec)
+        elsewhere = source.bundle.elsewhere(device)
         if elsewhere is None:
             return ""
         warning = f"{source.name} was {elsewhere}"
@@ -216,16 +215,16 @@ class Dispatcher:
             log.warning("%s", warning)
         return f", {elsewhere}"
 
-    def _load(self, problem: Problem, config: KernelConfig, device: int) -> LoadedKernel:
+    def _load(self, problem: Problem, config: KernelConfig, index: int) -> LoadedKernel:
         spec = KernelSpec.of(problem)
-        key = (spec, config, device)
+        key = (spec, config, index)
         if key not in self._loaded:
             if is_capturing():
                 raise CaptureError(
                     f"{problem}: its kernel is not loaded, and a CUDA graph is being captured: call matmul once with "
                     "operands of this shape before the capture"
                 )
-            self._loaded[key] = _try_loading(spec, config, device)
+            self._loaded[key] = _try_loading(spec, config, index)
         kernel = self._loaded[key]
         if isinstance(kernel, CupygemmError):
             raise kernel
@@ -238,13 +237,13 @@ class Dispatcher:
         return self._sources
 
 
-def _try_loading(spec: KernelSpec, config: KernelConfig, device: int) -> LoadedKernel | CupygemmError:
+def _try_loading(spec: KernelSpec, config: KernelConfig, index: int) -> LoadedKernel | CupygemmError:
     """The kernel, or what stands in its way: remembered too, so that a broken config is tried once."""
-    reason = illegal_reason(config, spec, driver.device_spec(device))
+    reason = illegal_reason(config, spec, driver.device_spec(index))
     if reason is not None:
         return ConfigError(reason)
     try:
-        return LoadedKernel(compiler.compile_kernel(spec, config), device)
+        return LoadedKernel(compiler.compile_kernel(spec, config), index)
     except (CompileError, ConfigError, LaunchError) as error:
         return error
 
@@ -264,8 +263,8 @@ def problem_of(a: Any, b: Any, out: Any) -> Problem | str:
     if a.ndim != 2 or b.ndim != 2:
         return f"operands have {a.ndim} and {b.ndim} axes, own kernels take two"
     dtype = a.dtype.name
-    if b.dtype.name != dtype or dtype not in OWN_DTYPES:
-        return f"operands are {dtype} and {b.dtype.name}, own kernels take two of {' or '.join(OWN_DTYPES)}"
+    if b.dtype.name != dtype or dtype not in OPERAND_DTYPES:
+        return f"operands are {dtype} and {b.dtype.name}, own kernels take two of {' or '.join(OPERAND_DTYPES)}"
     (m, k), n = a.shape, b.shape[1]
     if b.shape[0] != k:
         return f"shapes {a.shape} and {b.shape} do not match"
@@ -285,7 +284,7 @@ def unposed_reason(problem: Problem) -> str | None:
     """Why `matmul` never asks for this problem when its operands have no gaps between rows, or None when it does."""
     if problem.out_dtype != problem.a_dtype:
         return f"matmul's result has the operands' dtype, {problem.a_dtype}, not {problem.out_dtype}"
-    itemsize = DTYPE_BYTES[problem.a_dtype]
+    itemsize = DTYPES[problem.a_dtype].bytes
     shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}
     for (name, shape), letter in zip(shapes.items(), problem.layout, strict=True):
         rows, columns = shape

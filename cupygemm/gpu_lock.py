@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from filelock import FileLock, Timeout
 
 from cupygemm import settings, telemetry
@@ -27,3 +30,13 @@ def take_gpu(index: int) -> FileLock:
             f"another process is measuring on cuda:{index} (it holds {path}): wait until it ends"
         ) from error
     return lock
+
+
+@contextmanager
+def holding_gpu(index: int) -> Iterator[None]:
+    """`take_gpu` for the time of a block."""
+    lock = take_gpu(index)
+    try:
+        yield
+    finally:
+        lock.release()

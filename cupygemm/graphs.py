@@ -7,17 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cupygemm import driver
-
-Launch = Callable[[Any, Any, Any], None]
-"""`launch(a, b, out)`: queues out = a · b on CuPy's current stream, without synchronising; a `Plan`, for one."""
-
-
-class OperandSet(NamedTuple):
-    """Arguments of one launch: a [m, k], b [k, n], out [m, n]."""
-
-    a: Any
-    b: Any
-    out: Any
+from cupygemm.operands import Launch, Operands
 
 
 class TimedGraph(NamedTuple):
@@ -27,14 +17,14 @@ class TimedGraph(NamedTuple):
     launches: int
 
 
-def capture(launch: Launch, sets: Sequence[OperandSet], launches: int) -> TimedGraph:
+def capture(launch: Launch, sets: Sequence[Operands], launches: int) -> TimedGraph:
     """Captures launches over the sets in turn, on the current stream, which must not be the default stream."""
     cupy = driver.cupy()
     stream = cupy.cuda.get_current_stream()
     stream.begin_capture()
     try:
         for index in range(launches):
-            launch(*sets[index % len(sets)])
+            launch(sets[index % len(sets)])
     except BaseException:
         # A capture that is not ended makes the stream useless; ending one that broke raises once more.
         with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):

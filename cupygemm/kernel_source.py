@@ -10,13 +10,12 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 from cupygemm.config import WARPGROUP, KernelConfig, KernelSpec
+from cupygemm.dtypes import DTYPES
 from cupygemm.problem import Problem
 
 PROGRAM = '#include "gemm.cuh"\n'
 WGMMA_HEADER = "wgmma_mma_async.cuh"
 
-_MMA_TYPES = {"float16": "f16", "bfloat16": "bf16"}
-_MMA_K = 16  # depth of one WGMMA on 16-bit operands (PTX ISA, wgmma.mma_async shapes)
 _COMMENT = re.compile(r"//.*")  # the sources have no other kind, and no string with two slashes
 _SAMPLE_SPEC = KernelSpec.of(Problem(64, 64, 64))
 _SAMPLE_CONFIG = KernelConfig(64, 8, 64, 2, 1, False, 1, 1, False, 1, 40, 0, 0)
@@ -57,16 +56,15 @@ def digest_of(sources: Mapping[str, str]) -> str:
 
 
 def wgmma_header(spec: KernelSpec, config: KernelConfig) -> str:
-    """The one `wgmma_mma_async` that a kernel issues: m64 n(consumer_n) k16, fp32 accumulators in registers.
+    """The one `wgmma_mma_async` that a kernel issues: m64 n(consumer_n) k(32 bytes), fp32 accumulators in registers.
 
     Its asm statement lists consumer_n / 2 accumulators, and the dtype is part of the mnemonic: neither can be a
     template parameter.
     """
     n = config.consumer_n
     count = n * 64 // WARPGROUP
-    mnemonic = (
-        f"wgmma.mma_async.sync.aligned.m64n{n}k{_MMA_K}.f32.{_MMA_TYPES[spec.a_dtype]}.{_MMA_TYPES[spec.b_dtype]}"
-    )
+    a_dtype, b_dtype = DTYPES[spec.a_dtype], DTYPES[spec.b_dtype]
+    mnemonic = f"wgmma.mma_async.sync.aligned.m64n{n}k{a_dtype.mma_k}.f32.{a_dtype.mma_type}.{b_dtype.mma_type}"
     outputs = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     a, b, accumulate, transpose_a, transpose_b = (f"%{count + i}" for i in range(5))

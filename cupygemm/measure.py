@@ -24,14 +24,13 @@ import numpy as np
 from cupygemm import driver, telemetry, verify
 from cupygemm.cublas import NOT_SUPPORTED, Cublas, CublasError, CublasLt, LtAlgorithm
 from cupygemm.errors import LaunchError, VerificationError
-from cupygemm.graphs import Launch, OperandSet, TimedGraph, capture, interleave
+from cupygemm.graphs import TimedGraph, capture, interleave
 from cupygemm.measurement import Measurement, Status
+from cupygemm.names import ROTATED
+from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
 from cupygemm.telemetry import Reading
 from cupygemm.verify import GuardedOutput, Reference, Verdict
-
-ROTATED, RESIDENT = "rotated", "resident"
-MODES = (ROTATED, RESIDENT)
 
 GRAPH_US = 300.0
 """What a graph lasts at least, where the estimate is right: long beside a graph launch, which takes about 10 µs."""
@@ -164,17 +163,14 @@ class Bench:
         with _active(device):
             cupy = driver.cupy()
             rng = cupy.random.default_rng(seed)
-            self._sets = [self._draw_set(rng) for _ in range(num_sets(problem, l2_bytes))]
-            cases = [self._sets[0][:2], verify.draw_operands(rng, problem, verify.POSITIVE_MEAN)]
-            self._cases = [(a, b, Reference.of(a, b, problem)) for a, b in cases]
+            sets = range(num_sets(problem, l2_bytes))
+            self._sets = [verify.draw_operands(rng, problem, verify.ZERO_MEAN) for _ in sets]
             self._guarded = GuardedOutput(cupy, (problem.m, problem.n), problem.out_dtype)
+            cases = [self._sets[0], verify.draw_operands(rng, problem, verify.POSITIVE_MEAN)]
+            guarded = [operands._replace(out=self._guarded.array) for operands in cases]
+            self._cases = [(operands, Reference.of(operands, problem)) for operands in guarded]
             self._cublas, self._lt = Cublas(), CublasLt()
             self.has_baseline = self._check_baseline()
-
-    def _draw_set(self, rng: Any) -> OperandSet:
-        a, b = verify.draw_operands(rng, self.problem, verify.ZERO_MEAN)
-        dtype = verify.numpy_dtype(self.problem.out_dtype)
-        return OperandSet(a, b, driver.cupy().empty((self.problem.m, self.problem.n), dtype))
 
     def _check_baseline(self) -> bool:
         try:
@@ -216,17 +212,17 @@ class Bench:
             CupygemmError: whatever the candidate raises; LaunchError where it faults.
         """
         verdicts: list[Verdict] = []
-        for a, b, reference in self._cases:
-            verdicts.append(self._verify_case(launch, a, b, reference))
+        for operands, reference in self._cases:
+            verdicts.append(self._verify_case(launch, operands, reference))
             if not verdicts[-1].ok:
                 return verdicts[-1]
         return max(verdicts, key=lambda verdict: verdict.error)
 
-    def _verify_case(self, launch: Launch, a: Any, b: Any, reference: Reference) -> Verdict:
+    def _verify_case(self, launch: Launch, operands: Operands, reference: Reference) -> Verdict:
         with _active(self.device):
             self._guarded.poison()
-            launch(a, b, self._guarded.array)
-            verdict = verify.check(self._guarded.array, reference)
+            launch(operands)
+            verdict = verify.check(operands.out, reference)
             intact = self._guarded.intact()
         return Verdict(verdict.error, verdict.frobenius_bound, verdict.worst_element, intact)
 
@@ -261,7 +257,7 @@ class Bench:
         out = self._sets[0].out
         out.view(np.uint8).fill(0xFF)
         timed.graph.launch()
-        return verify.check(out, self._cases[0][2])
+        return verify.check(out, self._cases[0][1])
 
     def time(self, launches: Mapping[str, Launch], effort: Effort, mode: str = ROTATED) -> Timing:
         """Times candidates that are known to be right, with cuBLAS among them as `CUBLAS` where it has the dtypes.
@@ -287,7 +283,7 @@ class Bench:
     def _read_into(self, timing: Timing) -> None:
         timing.reading = telemetry.read(self.device)
 
-    def operands(self, mode: str) -> list[OperandSet]:
+    def operands(self, mode: str) -> list[Operands]:
         """The sets that graphs of this mode go through."""
         return self._sets if mode == ROTATED else self._sets[:1]
 
@@ -313,7 +309,7 @@ class Bench:
     def _fastest_lt(self, mode: str) -> LtAlgorithm | None:
         with _active(self.device):
             try:
-                proposed = self._lt.algorithms(*self._sets[0], count=LT_ALGORITHMS)
+                proposed = self._lt.algorithms(self._sets[0], LT_ALGORITHMS)
             except CublasError as refusal:
                 if refusal.status == NOT_SUPPORTED:
                     return None
@@ -331,7 +327,7 @@ class Bench:
 
     def _runs(self, algorithm: LtAlgorithm) -> bool:
         try:
-            algorithm.run(*self._sets[0])
+            algorithm.run(self._sets[0])
         except CublasError:
             return False
         return True

@@ -78,6 +78,15 @@ class Measurement:
         return None if us is None or cublas_us is None else cublas_us / us
 
     @property
+    def cost(self) -> float | None:
+        """What a search minimises: time over cuBLAS's in the same rounds, or µs where cuBLAS was not timed.
+
+        A GPU's clock moves by more than good configs differ, so that two times of different rounds do not compare.
+        """
+        us, cublas_us = self.us, self.cublas_us
+        return us if us is None or cublas_us is None else us / cublas_us
+
+    @property
     def spread(self) -> float | None:
         """Half the interquartile range over the median; None unless OK with at least two samples."""
         if not self.ok or len(self.samples_us) < 2:

@@ -7,8 +7,9 @@ from typing import Any
 
 from cupygemm import driver, tensor_map
 from cupygemm.compiler import CompiledKernel
-from cupygemm.config import TMA_ALIGNMENT, KernelConfig, illegal_reason, shared_bytes
+from cupygemm.config import TMA_ALIGNMENT, KernelConfig, shared_bytes
 from cupygemm.errors import ConfigError, LaunchError, ProblemError
+from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.tensor_map import Matrix, TensorMap
 
@@ -33,39 +34,37 @@ class LoadedKernel:
 
     Attributes:
         compiled: what is loaded.
-        device: CUDA device index.
+        index: of its CUDA device.
         active_clusters: how many of its clusters the device holds at once.
     """
 
-    def __init__(self, compiled: CompiledKernel, device: int = 0) -> None:
+    def __init__(self, compiled: CompiledKernel, index: int = 0) -> None:
         """Loads the module and asks for its shared memory.
 
+        Whether the config is legal on the device is asked before it is compiled, not here.
+
         Raises:
-            ConfigError: the config is not legal on this device.
+            ConfigError: the kernel is not what was asked of the compiler.
             LaunchError: the driver refused the cubin, or not one cluster fits (a MIG slice, say).
         """
-        spec = driver.device_spec(device)
-        reason = illegal_reason(compiled.config, compiled.spec, spec)
-        if reason is not None:
-            raise ConfigError(f"this config cannot run on {spec.name}: {reason}")
         if compiled.advisories or compiled.registers < _registers_at_launch(compiled.config):
             raise ConfigError(
                 f"{compiled.cubin.name} is not what was asked for (advisories {compiled.advisories}, "
                 f"{compiled.registers} registers at launch): setmaxnreg in it could wait for ever"
             )
-        cupy = driver.cupy()
+        cupy, device = driver.cupy(), driver.device_spec(index)
         self.compiled = compiled
-        self.device = device
+        self.index = index
         self.shared_bytes = shared_bytes(compiled.config, compiled.spec)
         try:
-            with cupy.cuda.Device(device):
+            with cupy.cuda.Device(index):
                 self.kernel = cupy.RawModule(path=str(compiled.cubin)).get_function(compiled.lowered_name)
                 self.kernel.max_dynamic_shared_size_bytes = self.shared_bytes
-                self.active_clusters = self._active_clusters(spec.sm_count)
+                self.active_clusters = self._active_clusters(device.sm_count)
         except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
             raise LaunchError(f"the driver refused {compiled.cubin.name}: {error}") from error
         if self.active_clusters == 0:
-            raise LaunchError(f"not one cluster of {compiled.config.cluster_size} CTAs fits on {spec.name}")
+            raise LaunchError(f"not one cluster of {compiled.config.cluster_size} CTAs fits on {device.name}")
 
     def _active_clusters(self, sm_count: int) -> int:
         config, function = self.compiled.config, self.kernel.kernel.ptr
@@ -81,7 +80,7 @@ def _registers_at_launch(config: KernelConfig) -> int:
 
 
 class Plan:
-    """Launches one kernel for one problem: `plan(a, b, out)`.
+    """Launches one kernel for one problem: `plan(a, b, out)`, or `plan.launch(operands)` where a `Launch` is wanted.
 
     Attributes:
         problem, kernel: what it computes, and with what.
@@ -142,9 +141,18 @@ class Plan:
             _check_rows("out", out, shape, spec.out_dtype)
         row_stride = out.strides[0] // out.dtype.itemsize
         arguments = _Arguments(out.data.ptr, row_stride, problem.m, problem.n, problem.k)
-        self._launch((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
+        self._enqueue((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
 
-    def _launch(self, addresses: tuple[int, ...]) -> None:
+    def launch(self, operands: Operands) -> None:
+        """The same on a record, for what measures and verifies; `matmul` saves the host the making of one.
+
+        Raises:
+            ProblemError: as a call.
+            LaunchError: as a call.
+        """
+        self(*operands)
+
+    def _enqueue(self, addresses: tuple[int, ...]) -> None:
         # A CPointer hands the driver the address of an argument, which it copies before the launch returns.
         pointer = driver.cupy().cuda.function.CPointer
         threads = self.kernel.compiled.config.threads

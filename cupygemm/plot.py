@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupygemm.atomic import write_atomically
 from cupygemm.errors import ConfigError, not_installed
+from cupygemm.names import PLOT_SUFFIXES
 from cupygemm.report import BASELINES, mode_name, ratio, row_name, where_and_when
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-SUFFIXES = (".png", ".svg", ".pdf")
 
 
 class Mark(NamedTuple):
@@ -42,8 +41,8 @@ def check(path: Path) -> None:
     Raises:
         ConfigError: the file name says no format that can be written, or matplotlib is not installed.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"{path}: a plot file ends in {', '.join(SUFFIXES)}")
+    if path.suffix.lower() not in PLOT_SUFFIXES:
+        raise ConfigError(f"{path}: a plot file ends in {', '.join(PLOT_SUFFIXES)}")
     _new_figure(1, 1)
 
 
@@ -52,7 +51,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
 
     Args:
         document: as `results.times_document` makes it.
-        path: ends in one of `SUFFIXES`, which is the format.
+        path: ends in one of `names.PLOT_SUFFIXES`, which is the format.
 
     Raises:
         ConfigError: as `check`, or there is nothing to draw.

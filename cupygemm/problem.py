@@ -1,4 +1,4 @@
-"""What is to be computed: `Problem`, one matrix product, and the dtypes it may use."""
+"""What is to be computed: `Problem`, one matrix product."""
 
 from __future__ import annotations
 
@@ -6,16 +6,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from cupygemm.dtypes import DTYPES
 from cupygemm.errors import ProblemError
-
-DTYPE_BYTES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
-"""Bytes per element of every dtype that a `Problem` may name (NumPy / ml_dtypes names)."""
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 """First letter A[M,K], second B[K,N]: `n` = stored row-major, `t` = stored transposed."""
@@ -33,7 +25,7 @@ class Problem:
     Attributes:
         m, n, k: sizes, in elements, each at least 1.
         batch: number of independent products (only 1 is built so far).
-        a_dtype, b_dtype, out_dtype: names in `DTYPE_BYTES`.
+        a_dtype, b_dtype, out_dtype: names in `DTYPES`.
         layout: one of `LAYOUTS`.
         epilogue: what is applied to the accumulator before the store; "none".
         scales: scaling of the operands; "none".
@@ -61,7 +53,7 @@ class Problem:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ProblemError(f"{name} is {size!r}: sizes are integers of at least 1")
         for name in ("a_dtype", "b_dtype", "out_dtype"):
-            _check_choice(name, getattr(self, name), tuple(DTYPE_BYTES))
+            _check_choice(name, getattr(self, name), tuple(DTYPES))
         _check_choice("layout", self.layout, LAYOUTS)
         _check_choice("epilogue", self.epilogue, ("none",))
         _check_choice("scales", self.scales, ("none",))
@@ -109,9 +101,9 @@ class Problem:
     @property
     def compulsory_bytes(self) -> int:
         """Bytes that must move through device memory: each operand read once, the result written once."""
-        a = self.m * self.k * DTYPE_BYTES[self.a_dtype]
-        b = self.k * self.n * DTYPE_BYTES[self.b_dtype]
-        out = self.m * self.n * DTYPE_BYTES[self.out_dtype]
+        a = self.m * self.k * DTYPES[self.a_dtype].bytes
+        b = self.k * self.n * DTYPES[self.b_dtype].bytes
+        out = self.m * self.n * DTYPES[self.out_dtype].bytes
         return self.batch * (a + b + out)
 
     def __str__(self) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cupygemm.dtypes import DTYPES
 from cupygemm.errors import ProblemError
 from cupygemm.problem import LAYOUTS, Problem
 
-SIXTEEN_BITS = ("float16", "bfloat16")
+SIXTEEN_BITS = tuple(name for name, row in DTYPES.items() if row.bytes == 2)
 GRID = tuple(2**power for power in range(6, 15))
 """Sizes of the grid: 64, 128, … 16384."""
 GRID_SEED = 2026
@@ -91,13 +92,13 @@ SUITES = {
 
 
 def select(
-    targets: Sequence[str], dtype: str, out_dtype: str | None, layout: str
+    targets: Sequence[str], problem_of: Callable[[str], Problem] = Problem.parse
 ) -> tuple[tuple[Problem, ...], dict[str, Any]]:
     """What the targets of a command name.
 
     Args:
         targets: a suite, or shapes ("MxNxK"), or nothing.
-        dtype, out_dtype, layout: of the shapes; a suite has its own.
+        problem_of: what a shape is read with, which gives it dtypes and a layout; a suite has its own.
 
     Returns:
         the problems, each once, and what a results file says of where they come from: `suite` and `seed`.
@@ -114,7 +115,7 @@ def select(
     unknown = [target for target in targets if target[:1].isalpha()]
     if unknown:
         raise ProblemError(f"there is no suite {unknown[0]!r}: they are {', '.join(SUITES)}")
-    return tuple(dict.fromkeys(Problem.parse(target, dtype, out_dtype, layout) for target in targets)), {}
+    return tuple(dict.fromkeys(map(problem_of, targets))), {}
 
 
 def listing() -> list[str]:

@@ -15,11 +15,10 @@ from cupygemm.config import (
     KernelSpec,
     store_columns,
 )
+from cupygemm.dtypes import DTYPES
 from cupygemm.errors import LaunchError
-from cupygemm.problem import DTYPE_BYTES
 
-# CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion of cuda.h (CUDA 12 and 13).
-_DATA_TYPES = {"float16": 6, "float32": 7, "bfloat16": 9, "float8_e4m3fn": 0, "float8_e5m2": 0}
+# CUtensorMapSwizzle and CUtensorMapL2promotion of cuda.h (CUDA 12 and 13).
 _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTION_256B = 3
 _MAP_BYTES = 128
@@ -34,7 +33,7 @@ class Matrix:
         pointer: device address of its first element, a multiple of 16.
         rows, columns: extents in elements; `columns` is the contiguous axis.
         row_stride: bytes from row to row, a multiple of 16.
-        dtype: name in `DTYPE_BYTES`.
+        dtype: name in `DTYPES`.
     """
 
     pointer: int
@@ -54,7 +53,7 @@ class Box:
 
 def operand_box(tile_rows: int, block_k: int, major: str, dtype: str, peers: int) -> Box:
     """The box with which each of `peers` CTAs loads its slice of a tile: OperandTile in cuda_src/operand.cuh."""
-    span = SWIZZLE_BYTES // DTYPE_BYTES[dtype]
+    span = SWIZZLE_BYTES // DTYPES[dtype].bytes
     slab_rows = tile_rows if major == "k" else block_k
     by_slab = major == "mn" and -(-tile_rows // span) % peers == 0
     return Box(rows=slab_rows if by_slab else slab_rows // peers, columns=span)
@@ -98,12 +97,12 @@ def encode(matrix: Matrix, box: Box) -> TensorMap:
         LaunchError: the driver refused the geometry.
     """
     tensor_map = TensorMap()
-    element = DTYPE_BYTES[matrix.dtype]
+    element = DTYPES[matrix.dtype].bytes
     # A single row has no stride; the driver still wants a legal one.
     row_stride = matrix.row_stride if matrix.rows > 1 else -(-matrix.columns * element // TMA_ALIGNMENT) * TMA_ALIGNMENT
     status = _encode_tiled()(
         tensor_map.address,
-        _DATA_TYPES[matrix.dtype],
+        DTYPES[matrix.dtype].tensor_map_type,
         2,
         matrix.pointer,
         (ctypes.c_uint64 * 2)(matrix.columns, matrix.rows),

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
+from cupygemm.dtypes import DTYPES
+from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 
 Array = Any
@@ -30,28 +32,10 @@ GUARD_BYTES = 65536
 ROW_ALIGNMENT = 16
 """Bytes of which TMA wants row strides to be a multiple."""
 
-MMA_DEPTH = 16
-"""Products that one WGMMA on 16-bit operands adds to an accumulator at once (PTX ISA, wgmma.mma_async: k16)."""
-
-
-class Rounding(NamedTuple):
-    """How a dtype rounds: relative error `unit` in its normal range, absolute error `tiny` below."""
-
-    unit: float
-    tiny: float
-
-
-# fp32 and bf16 results below the normal range may be flushed to zero, so all of that range is allowed.
-ROUNDINGS = {
-    "float16": Rounding(2.0**-11, 2.0**-25),
-    "bfloat16": Rounding(2.0**-8, 2.0**-126),
-    "float32": Rounding(2.0**-24, 2.0**-126),
-}
-
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a name in `problem.DTYPE_BYTES`."""
-    if name in ("float16", "float32"):
+    """The NumPy dtype of a name in `DTYPES`."""
+    if DTYPES[name].in_numpy:
         return np.dtype(name)
     # Loaded here: only the extras that bring CuPy, which works without it, bring ml_dtypes.
     import ml_dtypes
@@ -60,7 +44,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return found
 
 
-def draw_operands(rng: Any, problem: Problem, kind: str) -> tuple[Array, Array]:
+def draw_operands(rng: Any, problem: Problem, kind: str) -> Operands:
     """Random operands of a problem.
 
     Args:
@@ -69,13 +53,14 @@ def draw_operands(rng: Any, problem: Problem, kind: str) -> tuple[Array, Array]:
         kind: one of `DATA_KINDS`.
 
     Returns:
-        a [m, k] and b [k, n] in the problem's dtypes; an operand with layout `t` is a transposed view. Stored rows are
-        a multiple of 16 bytes apart, as TMA needs them, with NaN in what that adds to them.
+        what a launch takes. An operand with layout `t` is a transposed view. Stored rows of `a` and `b` are a multiple
+        of 16 bytes apart, as TMA needs them, with NaN in what that adds to them; `out` is unwritten, without gaps.
     """
     scale = _positive_scale(problem.k) if kind == POSITIVE_MEAN else 1.0
     a = _draw(rng, (problem.m, problem.k), problem.layout[0], kind, problem.a_dtype, scale)
     b = _draw(rng, (problem.k, problem.n), problem.layout[1], kind, problem.b_dtype, 1.0)
-    return a, b
+    out = np.empty_like(a, numpy_dtype(problem.out_dtype), order="C", shape=(problem.m, problem.n))
+    return Operands(a, b, out)
 
 
 def _draw(rng: Any, shape: tuple[int, int], layout: str, kind: str, dtype: str, scale: float) -> Array:
@@ -94,13 +79,13 @@ def _positive_scale(k: int) -> float:
     return 2.0 ** -max(0, math.ceil(math.log2(k / 65536)))
 
 
-def element_tolerance(k: int) -> float:
+def element_tolerance(k: int, mma_k: int) -> float:
     """Largest error of an fp32-accumulated element, relative to the same element of |A||B|.
 
     The tensor core truncates each addend at 24 bits of the largest: at most 2^-24 for each of k products and for the
-    running sum once every 16; twice that is allowed.
+    running sum once every `mma_k`; twice that is allowed.
     """
-    return (k + MMA_DEPTH) * 2.0**-23
+    return (k + mma_k) * 2.0**-23
 
 
 def frobenius_tolerance(k: int) -> float:
@@ -114,7 +99,7 @@ def frobenius_tolerance(k: int) -> float:
 
 @dataclass(frozen=True)
 class Reference:
-    """The right answer for one pair of operands, and how far from it a right kernel may be.
+    """The right answer for one launch, and how far from it a right kernel may be.
 
     Attributes:
         product: float64 [m, n].
@@ -130,18 +115,14 @@ class Reference:
     frobenius_bound: float
 
     @classmethod
-    def of(cls, a: Array, b: Array, problem: Problem) -> Self:
-        """Computes the product in float64, on the device where the operands are.
-
-        Args:
-            a, b: [m, k] and [k, n].
-            problem: gives k and the result's dtype.
-        """
-        a, b = a.astype(np.float64), b.astype(np.float64)
+    def of(cls, operands: Operands, problem: Problem) -> Self:
+        """Computes the product in float64, on the device where the operands are; `out` is not looked at."""
+        a, b = operands.a.astype(np.float64), operands.b.astype(np.float64)
         product = a @ b
         magnitude = abs(a) @ abs(b)
-        rounding = ROUNDINGS[problem.out_dtype]
-        bound = rounding.unit * abs(product) + element_tolerance(problem.k) * magnitude + rounding.tiny
+        out_dtype = DTYPES[problem.out_dtype]
+        accumulated = element_tolerance(problem.k, DTYPES[problem.a_dtype].mma_k) * magnitude
+        bound = out_dtype.unit_roundoff * abs(product) + accumulated + out_dtype.tiny
         norm = _norm(product)
         rounded = _norm(product.astype(numpy_dtype(problem.out_dtype)).astype(np.float64) - product)
         # Where a product cancels, errors are relative to what was added up, which is never less than this.

@@ -118,8 +118,9 @@ class _Completions:
         """How many legal configs begin with the prefix, counted up to `most`."""
         found, whole = self._known.get(prefix, (0, False))
         if found < most and not whole:
-            found = self._look(prefix, most)
-            self._known[prefix] = (found, found < most)
+            wanted = 2 * most  # more will be asked for as configs are taken, and each look starts from the beginning
+            found = self._look(prefix, wanted)
+            self._known[prefix] = (found, found < wanted)
         return found
 
     def _look(self, prefix: Indices, most: int) -> int:

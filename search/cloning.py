@@ -51,7 +51,7 @@ class Examples(NamedTuple):
         masks: (rows, depth, width).
         choices: (rows, depth).
         weights: (rows,), of the policy's likelihood; they sum to 1.
-        rewards: (rows,), for the value network; what was not measured has `measured` 0.
+        worths: (rows,), in the units of PPO's updates, for the value network; what was not measured has `measured` 0.
         measured: (rows,), 1 or 0.
     """
 
@@ -59,7 +59,7 @@ class Examples(NamedTuple):
     masks: Any
     choices: Any
     weights: Any
-    rewards: Any
+    worths: Any
     measured: Any
 
 
@@ -73,8 +73,9 @@ def clone(model: PolicyModel, options: CloningOptions, networks: Networks, examp
         log_probs = jax.nn.log_softmax(model.logits(networks, examples.states, examples.masks))
         chosen = jnp.take_along_axis(log_probs, examples.choices[..., None], -1)[..., 0]
         likelihood = (examples.weights * chosen.sum(-1)).sum()
-        errors = jnp.square(model.values(networks, examples.states) - examples.rewards[:, None]).mean(-1)
-        return -likelihood - options.entropy * entropy(log_probs) + (examples.measured * errors).sum() / counted
+        errors = jnp.square(model.values(networks, examples.states) - examples.worths[:, None]).mean(-1)
+        spread = (examples.weights * jax.vmap(entropy)(log_probs)).sum()
+        return -likelihood - options.entropy * spread + (examples.measured * errors).sum() / counted
 
     def step(carry: Any, _: None) -> Any:
         networks, state = carry

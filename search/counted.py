@@ -47,9 +47,19 @@ class CountedRunner:
         self._counts = True
 
     def run(self, problem: Problem, configs: Sequence[KernelConfig]) -> Iterator[Measurement]:
-        """One measurement for each config, in the order given, when all have ended."""
-        measured = list(self._runner.run(problem, configs))
-        yield from self._counted(problem, configs, measured) if self._counts else measured
+        """One measurement for each config, in the order given, when all have ended; an interruption loses none."""
+        measured: list[Measurement] = []
+        interruption = None
+        try:
+            for measurement in self._runner.run(problem, configs):
+                measured.append(measurement)
+        except KeyboardInterrupt as error:
+            interruption = error
+        if interruption is None and self._counts:
+            measured = self._counted(problem, configs, measured)
+        yield from measured
+        if interruption is not None:
+            raise interruption
 
     def confirm(self, problem: Problem, configs: Sequence[KernelConfig]) -> list[Measurement]:
         """The other runner's, which are of times."""
@@ -106,11 +116,10 @@ def _launch(job: dict[str, Any]) -> None:
     problem, index = Problem.from_dict(job["problem"]), job["index"]
     cupy = driver.cupy()
     with cupy.cuda.Device(index), cupy.cuda.Stream(non_blocking=True) as stream:
-        a, b = verify.draw_operands(cupy.random.default_rng(0), problem, verify.ZERO_MEAN)
-        out = cupy.empty((problem.m, problem.n), verify.numpy_dtype(problem.out_dtype))
+        operands = verify.draw_operands(cupy.random.default_rng(0), problem, verify.ZERO_MEAN)
         for fields in job["configs"]:
             kernel = LoadedKernel(compile_kernel(KernelSpec.of(problem), KernelConfig.from_dict(fields)), index)
-            Plan(problem, kernel)(a, b, out)
+            Plan(problem, kernel).launch(operands)
         stream.synchronize()
 
 

@@ -76,7 +76,7 @@ def _until_poisoned(device: int, kernel: LoadedKernel, problems: Sequence[Proble
     for problem in problems:
         bench = _bench(device, problem)
         try:
-            measurement = bench.measure(Plan(problem, kernel), QUICK)
+            measurement = bench.measure(Plan(problem, kernel).launch, QUICK)
             # A wrong kernel may have written where it should not, and every later one would be found wrong.
             spoilt = measurement.status is Status.WRONG_RESULT and not bench.is_sound()
             outcome = Outcome(measurement, poisoned=spoilt)
@@ -91,8 +91,8 @@ def confirm(device: int, problem: Problem, compiled: Sequence[CompiledKernel]) -
     """Verifies and times kernels thoroughly, all of them and cuBLAS by turns in one run; ends where one cannot run."""
     bench = _bench(device, problem)
     try:
-        plans = [Plan(problem, LoadedKernel(each, device)) for each in compiled]
-        return [Outcome(measurement) for measurement in bench.measure_all(plans, THOROUGH)]
+        launches = [Plan(problem, LoadedKernel(each, device)).launch for each in compiled]
+        return [Outcome(measurement) for measurement in bench.measure_all(launches, THOROUGH)]
     except CupygemmError as error:
         return [_failed(device, error)]
 

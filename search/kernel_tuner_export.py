@@ -52,7 +52,8 @@ def to_text(table: Table) -> str:
     """The file: one line for the header, one for each point, and the three brackets that tell a closed file."""
     header = json.dumps(_header(table))
     results = ",\n".join(
-        f"{json.dumps(_key(config))}: {json.dumps(_result(config, row))}" for config, row in table.rows.items()
+        f"{json.dumps(_key(config))}: {json.dumps(_result(config, row, table.times_us[config]))}"
+        for config, row in table.rows.items()
     )
     return f'{header[:-1]}, "cache": {{\n{results}}}}}'
 
@@ -90,14 +91,14 @@ def _key(config: KernelConfig) -> str:
     return ",".join(map(str, _values(config).values()))
 
 
-def _result(config: KernelConfig, row: Row) -> dict[str, Any]:
+def _result(config: KernelConfig, row: Row, us: float | None) -> dict[str, Any]:
     """What Kernel Tuner would have noted: `time` in milliseconds, or the name of the failure in its place."""
-    return {**_values(config), **dict(_outcome(row)), **dict(_details(row))}
+    return {**_values(config), **dict(_outcome(row, us)), **dict(_details(row))}
 
 
-def _outcome(row: Row) -> Iterator[tuple[str, Any]]:
-    if row.us is not None:
-        yield "time", row.us / 1000
+def _outcome(row: Row, us: float | None) -> Iterator[tuple[str, Any]]:
+    if us is not None:
+        yield "time", us / 1000
     else:
         # Version 1.5 looks at `__error__`, those before it at the objective.
         yield "time", ERRORS[row.status]

@@ -36,7 +36,7 @@ def render(name: str, folder: Traversable | None = None) -> str:
     """
     if name != BLOCK:
         raise BundleError(f"table:{name}: the one block of this kind is {BLOCK}")
-    tables = [Table.read(path) for _, path in sorted(recorded_tables(folder).items())]
+    tables = [Table.read(found.path) for found in sorted(recorded_tables(folder), key=lambda found: found.problem)]
     if not tables:
         return "Nothing is recorded yet."
     times = [relative_times(table) for table in tables]

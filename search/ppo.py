@@ -37,7 +37,7 @@ class PpoOptions:
         annealed_batches: batches over which learning rate and entropy fall in a line to `final_fraction` of it.
         final_fraction: what is left of them from then on.
         max_gradient: norm that gradients are clipped to.
-        target_kl: divergence from the policy that drew the batch at which the update ends early.
+        target_kl: divergence from the policy that drew the batch, mean over knobs, at which the update ends early.
         temperature: rewards enter as exp((reward - best so far) / temperature).
 
     Raises:
@@ -196,7 +196,7 @@ def update(
     found = advantages(rollout.values, rewards, options.gae_lambda)
     returns = found + rollout.values
     normalised = (found - found.mean()) / (found.std() + 1e-6)
-    annealed = _annealed(options)(learner.batches * options.steps_per_batch)
+    annealed = _annealed(options)(learner.batches)
 
     def loss(networks: Networks, rows: jax.Array) -> tuple[jax.Array, Progress]:
         states, masks = rollout.states[rows], rollout.masks[rows]
@@ -214,7 +214,7 @@ def update(
         jax.random.split(shuffles, options.epochs)
     )
     carry = (learner.networks, learner.state, jnp.zeros((), bool))
-    step = partial(_step, _optimizer(options), loss, options.target_kl)
+    step = partial(_step, _optimizer(options), loss, options.target_kl, options.learning_rate * annealed)
     (networks, state, _), taken = jax.lax.scan(step, carry, orders.reshape(options.steps_per_batch, -1))
     steps = taken.steps.sum()
     # The first step is always taken: there the divergence is 0.
@@ -223,14 +223,19 @@ def update(
 
 
 def _step(
-    optimizer: optax.GradientTransformation, loss: Callable[..., Any], target_kl: float, carry: Any, rows: jax.Array
+    optimizer: optax.GradientTransformation,
+    loss: Callable[..., Any],
+    target_kl: float,
+    rate: jax.Array,
+    carry: Any,
+    rows: jax.Array,
 ) -> Any:
     """One optimiser step on a minibatch; nothing once the policy has moved too far from the one that drew it."""
     networks, state, stopped = carry
     (_, progress), gradients = jax.value_and_grad(loss, has_aux=True)(networks, rows)
     stopped = stopped | (progress.kl > target_kl)
     updates, new_state = optimizer.update(gradients, state, networks)
-    moved = (optax.apply_updates(networks, updates), new_state)
+    moved = (optax.apply_updates(networks, jax.tree.map(lambda part: -rate * part, updates)), new_state)
     kept = jax.tree.map(lambda old, new: jnp.where(stopped, old, new), (networks, state), moved)
     return (*kept, stopped), jax.tree.map(lambda part: jnp.where(stopped, 0.0, part), progress)
 
@@ -240,13 +245,10 @@ def _log_probs(model: PolicyModel, networks: Networks, states: jax.Array, masks:
 
 
 def _annealed(options: PpoOptions) -> optax.Schedule:
-    """The factor on learning rate and entropy after so many optimiser steps."""
-    return optax.linear_schedule(1.0, options.final_fraction, options.annealed_batches * options.steps_per_batch)
+    """The factor on learning rate and entropy after so many batches."""
+    return optax.linear_schedule(1.0, options.final_fraction, options.annealed_batches)
 
 
 def _optimizer(options: PpoOptions) -> optax.GradientTransformation:
-    factor = _annealed(options)
-    return optax.chain(
-        optax.clip_by_global_norm(options.max_gradient),
-        optax.adam(lambda count: options.learning_rate * factor(count)),
-    )
+    """Adam's direction after clipping; the rate, which depends on the batch, is applied to it in the step."""
+    return optax.chain(optax.clip_by_global_norm(options.max_gradient), optax.scale_by_adam())

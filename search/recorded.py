@@ -4,53 +4,67 @@ from __future__ import annotations
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from typing import NamedTuple
 
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import BundleError
+from cupygemm.names import TABLE_SUFFIX
 from cupygemm.problem import Problem
-from cupygemm.search.table import Table, problem_of
-
-SUFFIX = ".jsonl.gz"
+from cupygemm.search.table import Table, read_head
 
 
-def recorded_tables(folder: Traversable | None = None) -> dict[Problem, Traversable]:
-    """The tables in a folder by problem; only their headers are read.
+class Recorded(NamedTuple):
+    """A table in a folder: what it is of, and where it lies."""
+
+    problem: Problem
+    device: DeviceSpec
+    path: Traversable
+
+
+def recorded_tables(folder: Traversable | None = None) -> list[Recorded]:
+    """The tables in a folder, by name; only their headers are read.
 
     Args:
         folder: where they lie; None for those that ship with the package.
 
     Raises:
-        BundleError: there is no such folder, a file with the suffix of a table is none, or two are of the same problem.
+        BundleError: there is no such folder, a file with the suffix of a table is none, or two are of the same problem
+            on the same device.
     """
     folder = files("cupygemm.search").joinpath("tables") if folder is None else folder
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such folder of recorded tables")
-    found: dict[Problem, Traversable] = {}
+    found: dict[tuple[Problem, str], Recorded] = {}
     for path in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if not path.name.endswith(SUFFIX):
+        if not path.name.endswith(TABLE_SUFFIX):
             continue
-        problem = problem_of(path)
-        if problem in found:
-            raise BundleError(f"{path}: a second table of {problem}, beside {found[problem].name}")
-        found[problem] = path
-    return found
+        table = Recorded(*read_head(path), path)
+        first = found.setdefault((table.problem, table.device.name), table)
+        if first is not table:
+            raise BundleError(f"{path}: a second table of {table.problem}, beside {first.path.name}")
+    return list(found.values())
 
 
 def find_table(problem: Problem, folder: Traversable | None = None) -> Table:
     """The recorded table of exactly this problem.
 
     Raises:
-        BundleError: there is none; the message names the problems that have one.
+        BundleError: there is none, and the message names the problems that have one; or there are several, of
+            different devices.
     """
     tables = recorded_tables(folder)
-    if problem not in tables:
-        known = ", ".join(str(recorded) for recorded in sorted(tables)) or "none"
+    found = [table for table in tables if table.problem == problem]
+    if not found:
+        known = ", ".join(sorted({str(table.problem) for table in tables})) or "none"
         raise BundleError(f"no recorded table of {problem}; recorded: {known}")
-    return Table.read(tables[problem])
+    if len(found) > 1:
+        devices = ", ".join(table.device.name for table in found)
+        raise BundleError(f"tables of {problem} on several devices ({devices}): name a folder with one of them")
+    return Table.read(found[0].path)
 
 
 def file_name(problem: Problem, device: DeviceSpec) -> str:
     """What a table of this problem on this device is called."""
     gpu = device.name.removeprefix("NVIDIA ").lower().replace(" ", "-")
     out = "" if problem.out_dtype == problem.a_dtype else f"-{problem.out_dtype}"
-    return f"{gpu}-{problem.shape}-{problem.a_dtype}{out}-{problem.layout}{SUFFIX}"
+    return f"{gpu}-{problem.shape}-{problem.a_dtype}{out}-{problem.layout}{TABLE_SUFFIX}"

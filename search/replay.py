@@ -15,7 +15,8 @@ from cupygemm.search.traffic import with_l2
 class ReplayRunner:
     """A runner whose measurements were recorded earlier.
 
-    A replayed measurement has one sample, the recorded median: the samples themselves are not in a table.
+    A replayed measurement has one sample, the recorded median at the clock of the table's `times_us`: the samples
+    themselves are not in a table.
 
     Attributes:
         device: "replay".
@@ -48,16 +49,15 @@ class ReplayRunner:
         row = self.table.rows.get(config)
         if row is None:
             return Measurement(Status.ILLEGAL, detail="not in the recorded sub-space")
-        found = _measurement(row, self.table.baselines.get("cublas_us"))
+        found = _measurement(row, self.table.times_us[config], self.table.cublas_us)
         return with_l2(found, self.table.problem, config, self.table.device)
 
 
-def _measurement(row: Row, cublas_us: float | None) -> Measurement:
-    baseline = row.cublas_us or cublas_us
+def _measurement(row: Row, us: float | None, cublas_us: float | None) -> Measurement:
     return Measurement(
         status=row.status,
-        samples_us=() if row.us is None else (row.us,),
-        baseline_us=() if baseline is None or row.us is None else (baseline,),
+        samples_us=() if us is None else (us,),
+        baseline_us=() if cublas_us is None or us is None else (cublas_us,),
         error=row.error,
         registers=row.registers,
         spill_bytes=row.spill_bytes,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from cupygemm.errors import ConfigError
 from cupygemm.measurement import Measurement
+from cupygemm.names import L2_TERMS, L2_WEIGHT, SPILL_WEIGHT
 
-L2_TERMS = ("bytes", "hit_rate")
-"""What the L2 term is: compulsory over actual bytes of device memory, or the share of requests that the L2 answers."""
 WORST = -3.0
 """Least reward, and that of everything that did not run: twenty times slower than cuBLAS."""
 FULL_SPILL_BYTES = 512
@@ -26,15 +25,15 @@ class RewardWeights:
     Attributes:
         l2: weight of the L2 term, which is from 0 to 1.
         spill: weight of the spill term, which is from 0 to 1.
-        l2_term: one of `L2_TERMS`. A hit rate punishes multicast, which asks for less.
+        l2_term: one of `names.L2_TERMS`. A hit rate punishes multicast, which asks for less.
 
     Raises:
         ConfigError: a negative or infinite weight, or another L2 term.
     """
 
-    l2: float = 0.02
-    spill: float = 0.05
-    l2_term: str = "bytes"
+    l2: float = L2_WEIGHT
+    spill: float = SPILL_WEIGHT
+    l2_term: str = L2_TERMS[0]
 
     def __post_init__(self) -> None:
         for name in ("l2", "spill"):

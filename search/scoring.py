@@ -7,6 +7,7 @@ f sorted and i from 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,23 +20,25 @@ def expected_best(times_us: Sequence[float], count: int) -> float:
     """The expected least of `count` times drawn without replacement.
 
     Args:
-        times_us: of all points; infinite for one that failed, which is then never the least but takes a draw.
+        times_us: of all points; infinite for one that failed, which takes a draw. The expectation is then over the
+            draws in which not all failed.
         count: from 1 to the number of points.
     """
     ordered = np.sort(np.asarray(times_us, dtype=float))
-    total, expected, probability = len(ordered), 0.0, count / len(ordered)
+    total, expected, collected, probability = len(ordered), 0.0, 0.0, count / len(ordered)
     for i, time_us in enumerate(ordered[: total - count + 1]):
         if not np.isfinite(time_us):
-            break  # what is left of the probability is of draws where everything failed
+            break
         expected += probability * time_us
+        collected += probability
         # C(N-i-1, k-1) / C(N-i, k-1) for the next smallest
         probability *= (total - i - count) / max(total - i - 1, 1)
-    return expected
+    return expected / collected if collected else math.inf
 
 
 def times_of(table: Table) -> list[float]:
     """The times of all points, µs; infinite where a point failed."""
-    return [float("inf") if row.us is None else row.us for row in table.rows.values()]
+    return [math.inf if us is None else us for us in table.times_us.values()]
 
 
 def random_curve(table: Table, counts: Sequence[int]) -> NDArray[np.float64]:

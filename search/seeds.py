@@ -1,7 +1,8 @@
-"""Configs to begin with: what was best for other problems that are recorded.
+"""Configs to begin with: what was best for problems that are recorded.
 
 A table of another shape does not say what is best here, but it knows which corners of forty million points are any
-good. The tables of the problem itself are left out, so that a replay is never told its answer.
+good. On a GPU the table of the problem itself comes first, if there is one; on replay it is left out, so that a search
+is never told its answer.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ PER_TABLE = 3
 """Configs taken from each table, of different tiles."""
 
 
-def recorded_seeds(problem: Problem, folder: Traversable | None = None) -> tuple[KernelConfig, ...]:
-    """The best configs of other problems, those of the nearest problem first.
+def recorded_seeds(
+    problem: Problem, folder: Traversable | None = None, replayed: bool = True
+) -> tuple[KernelConfig, ...]:
+    """The best configs of recorded problems, those of the nearest problem first.
 
     Args:
         problem: what is to be computed.
         folder: of tables; None for those that ship with the package.
+        replayed: whether the search is answered from the table of the problem, which is then not looked at.
 
     Raises:
         BundleError: there is no such folder, or a table in it cannot be read.
     """
-    others = {other: path for other, path in recorded_tables(folder).items() if other != problem}
-    nearest = sorted(others, key=lambda other: (_distance(other, problem), other))
-    seeds = (config for other in nearest for config in _best(Table.read(others[other])))
+    tables = [table for table in recorded_tables(folder) if not (replayed and table.problem == problem)]
+    nearest = sorted(tables, key=lambda table: (_distance(table.problem, problem), table.problem, table.device.name))
+    seeds = (config for recorded in nearest for config in _best(Table.read(recorded.path)))
     return tuple(dict.fromkeys(seeds))
 
 
@@ -44,7 +48,7 @@ def _distance(one: Problem, other: Problem) -> float:
 
 def _best(table: Table) -> Iterable[KernelConfig]:
     """The fastest config of a table, and the fastest of each of the next best tiles."""
-    timed = [(row.us, config) for config, row in table.rows.items() if row.us is not None]
+    timed = [(us, config) for config, us in table.times_us.items() if us is not None]
     by_tile: dict[tuple[int, int], KernelConfig] = {}
     for _, config in sorted(timed):
         by_tile.setdefault((config.block_m, config.block_n), config)

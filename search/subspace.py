@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cupygemm.config import KernelConfig, KernelSpec, Violation, stage_bytes, violation
 from cupygemm.device import DeviceSpec
+from cupygemm.names import CORE
 from cupygemm.problem import Problem
 from cupygemm.search.space import Knob, SearchSpace
 
@@ -117,7 +118,7 @@ RESTRICTIONS = {
 """Every restriction a table may name, by rule: reading a table looks them up to prove that it is exhaustive."""
 
 _CORE = SubSpace(
-    name="core",
+    name=CORE,
     knobs=(
         Knob("block_m", (64, 128, 256)),
         Knob("block_n", (64, 128, 192, 256)),

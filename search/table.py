@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 from cupygemm.atomic import write_atomically
@@ -123,13 +124,27 @@ class Table:
         return SearchSpace.of_members(self.knobs, list(self.rows))
 
     @cached_property
+    def cublas_us(self) -> float | None:
+        """cuBLAS's time, µs: the median over all rows, which were measured for minutes at changing clocks."""
+        found = [row.cublas_us for row in self.rows.values() if row.cublas_us is not None]
+        return median(found) if found else self.baselines.get("cublas_us")
+
+    @cached_property
+    def times_us(self) -> dict[KernelConfig, float | None]:
+        """The time of each point, µs, at the clock at which cuBLAS takes `cublas_us`; None where it failed.
+
+        Times of different rounds do not compare: each is scaled by cuBLAS's in its own rounds.
+        """
+        return {config: self._comparable_us(row) for config, row in self.rows.items()}
+
+    @cached_property
     def optimum(self) -> tuple[KernelConfig, Row]:
         """The fastest point.
 
         Raises:
             BundleError: no point of the table is OK.
         """
-        timed = [(row.us, config) for config, row in self.rows.items() if row.us is not None]
+        timed = [(us, config) for config, us in self.times_us.items() if us is not None]
         if not timed:
             raise BundleError(f"table of {self.problem}: no config has a time")
         config = min(timed)[1]
@@ -137,10 +152,15 @@ class Table:
 
     @property
     def optimum_us(self) -> float:
-        """Time of the fastest point, µs."""
-        us = self.optimum[1].us
-        assert us is not None  # the optimum is taken among rows with a time
+        """Time of the fastest point, µs, as in `times_us`."""
+        us = self.times_us[self.optimum[0]]
+        assert us is not None  # the optimum is taken among points with a time
         return us
+
+    def _comparable_us(self, row: Row) -> float | None:
+        if row.us is None or row.cublas_us is None or self.cublas_us is None:
+            return row.us
+        return row.us * self.cublas_us / row.cublas_us
 
     @property
     def statuses(self) -> Counter[str]:
@@ -213,7 +233,7 @@ class Table:
         lines = _read_lines(path)
         header = _parse_header(path, lines[0])
         table = _from_header(path, header)
-        rows = _parse_rows(path, lines[1:], table.knobs[: len(header["knobs"])], table.knobs)
+        rows = _parse_rows(path, lines[1:], header["columns"], table.knobs)
         points = header.get("points")
         if points != len(rows):
             raise BundleError(f"{path}: {len(rows)} rows where the header says {points}: the file is not whole")
@@ -238,13 +258,14 @@ class Table:
         return f"table of {self.problem} on {self.device.name}"
 
 
-def problem_of(path: Traversable) -> Problem:
-    """The problem a table is of, from its first line.
+def read_head(path: Traversable) -> tuple[Problem, DeviceSpec]:
+    """What a table is of, from its first line.
 
     Raises:
         BundleError: the file is no table.
     """
-    return _from_header(path, _parse_header(path, _read_lines(path, most=1)[0])).problem
+    table = _from_header(path, _parse_header(path, _read_lines(path, most=1)[0]))
+    return table.problem, table.device
 
 
 def _count_exclusions(subspace: SubSpace, spec: KernelSpec, device: DeviceSpec) -> tuple[Exclusion, ...]:
@@ -298,9 +319,11 @@ def _check_derived(header: dict[str, Any], table: Table) -> None:
     spec = table.spec.to_dict()
     if header["spec"] != {name: spec.get(name) for name in header["spec"]}:
         raise BundleError("spec does not follow from problem")
-    wanted = [*(knob["name"] for knob in header["knobs"]), *COLUMNS]
-    if header["columns"] != wanted:
-        raise BundleError(f"columns are {header['columns']}: this version reads {wanted}")
+    knobs, columns = [knob["name"] for knob in header["knobs"]], header["columns"]
+    outcome = columns[len(knobs) :]
+    unknown, missing = set(outcome) - set(COLUMNS), {"status", "us"} - set(outcome)
+    if columns[: len(knobs)] != knobs or unknown or missing or len(set(outcome)) != len(outcome):
+        raise BundleError(f"columns are {columns}: the knobs {knobs} and then some of {COLUMNS} belong there")
 
 
 def _read_lines(path: Traversable, most: int | None = None) -> list[bytes]:
@@ -335,19 +358,17 @@ def _parse_header(path: Traversable, line: bytes) -> dict[str, Any]:
 
 
 def _parse_rows(
-    path: Traversable, lines: Sequence[bytes], recorded: Sequence[Knob], knobs: Sequence[Knob]
+    path: Traversable, lines: Sequence[bytes], columns: Sequence[str], knobs: Sequence[Knob]
 ) -> dict[KernelConfig, Row]:
     """The rows, each with an index for every recorded knob; the others have one value."""
     rows: dict[KernelConfig, Row] = {}
     space = SearchSpace(knobs, lambda _: True)
-    num_knobs = len(recorded)
     for number, line in enumerate(lines, start=2):
         try:
-            values = json.loads(line)
-            index = dict(zip((knob.name for knob in recorded), values[:num_knobs], strict=True))
-            config = space.decode([index.get(knob.name, 0) for knob in space.knobs])
-            status, *outcome = values[num_knobs:]
-            row = Row(Status(status), **dict(zip(COLUMNS[1:], outcome, strict=True)))
+            values = dict(zip(columns, json.loads(line), strict=True))
+            config = space.decode([values.get(knob.name, 0) for knob in space.knobs])
+            outcome = {name: values[name] for name in COLUMNS if name in values}
+            row = Row(**{**outcome, "status": Status(outcome["status"])})
         except (CupygemmError, ValueError, TypeError) as error:
             raise BundleError(f"{path}, line {number}: {error}") from error
         if config in rows:

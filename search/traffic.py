@@ -16,8 +16,9 @@ from math import ceil
 
 from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
+from cupygemm.dtypes import DTYPES
 from cupygemm.measurement import Measurement
-from cupygemm.problem import DTYPE_BYTES, Problem
+from cupygemm.problem import Problem
 
 USABLE_L2 = 0.5
 """Share of the L2 that serves one SM's reads without crossing to the other half, where data is kept a second time."""
@@ -67,12 +68,12 @@ def traffic(problem: Problem, config: KernelConfig, device: DeviceSpec) -> Traff
         wave=max(1, device.sm_count // config.cluster_size),
     )
     rows, columns = config.block_m * config.cluster_m, config.block_n * config.cluster_n
-    a_panel = rows * problem.k * DTYPE_BYTES[problem.a_dtype]
-    b_panel = columns * problem.k * DTYPE_BYTES[problem.b_dtype]
+    a_panel = rows * problem.k * DTYPES[problem.a_dtype].bytes
+    b_panel = columns * problem.k * DTYPES[problem.b_dtype].bytes
     a_reads, b_reads = _reads(shape, a_panel, b_panel, int(device.l2_bytes * USABLE_L2))
-    written = problem.m * problem.n * DTYPE_BYTES[problem.out_dtype]
-    read = min(a_reads / shape.tiles_m, shape.tiles_n) * problem.m * problem.k * DTYPE_BYTES[problem.a_dtype]
-    read += min(b_reads / shape.tiles_n, shape.tiles_m) * problem.k * problem.n * DTYPE_BYTES[problem.b_dtype]
+    written = problem.m * problem.n * DTYPES[problem.out_dtype].bytes
+    read = min(a_reads / shape.tiles_m, shape.tiles_n) * problem.m * problem.k * DTYPES[problem.a_dtype].bytes
+    read += min(b_reads / shape.tiles_n, shape.tiles_m) * problem.k * problem.n * DTYPES[problem.b_dtype].bytes
     asked = shape.tiles * (a_panel + b_panel)
     dram = problem.batch * int(read + written)
     return Traffic(problem.compulsory_bytes, dram, max(dram, problem.batch * (asked + written)))

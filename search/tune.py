@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
+from cupygemm.interruption import uninterrupted
 from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.problem import Problem
 from cupygemm.search.runner import Confirming, Runner
@@ -65,7 +66,7 @@ class TuneResult:
     """What a tuning run found.
 
     Attributes:
-        best: the config with the least confirmed time; None where nothing ran.
+        best: the config of the least confirmed cost; None where nothing ran.
         trials: every evaluation, in order.
         failures: status → count, of what was not OK.
         seconds: wall time, confirmation included.
@@ -153,8 +154,8 @@ class _Run:
                 return
 
     def fastest(self, most: int) -> list[tuple[KernelConfig, Measurement]]:
-        """The configs with the least times, ascending."""
-        timed = [(us, config) for config, measurement in self.known.items() if (us := measurement.us) is not None]
+        """The configs of the least cost, ascending."""
+        timed = [(cost, config) for config, measurement in self.known.items() if (cost := measurement.cost) is not None]
         return [(config, self.known[config]) for _, config in sorted(timed)[:most]]
 
     def _learn(self, config: KernelConfig, measurement: Measurement) -> None:
@@ -172,7 +173,8 @@ def _search(run: _Run, strategy: Strategy) -> str:
     """Asks, measures and tells until a limit is reached, and names it."""
     barren = 0
     while (limit := run.spent()) is None:
-        asked = strategy.ask()
+        with uninterrupted():
+            asked = strategy.ask()
         if not asked:
             return "exhausted"
         new = [config for config in dict.fromkeys(asked) if config not in run.known]
@@ -181,7 +183,8 @@ def _search(run: _Run, strategy: Strategy) -> str:
             return "stagnation"
         run.evaluate(_affordable(new, run))
         if all(config in run.known for config in asked):
-            strategy.tell(asked, [run.known[config] for config in asked])
+            with uninterrupted():
+                strategy.tell(asked, [run.known[config] for config in asked])
     return limit
 
 
@@ -192,13 +195,13 @@ def _affordable(configs: list[KernelConfig], run: _Run) -> list[KernelConfig]:
 
 
 def _confirm(run: _Run) -> list[tuple[KernelConfig, Measurement]]:
-    """The winner: of the fastest few, the one with the least time when measured again."""
+    """The winner: of the fastest few, the one of the least cost when measured again."""
     finalists = run.fastest(CONFIRMED)
     if not finalists or not isinstance(run.runner, Confirming):
         return finalists
     configs = [config for config, _ in finalists]
     again = zip(configs, run.runner.confirm(run.problem, configs), strict=True)
-    confirmed = [(us, config, measurement) for config, measurement in again if (us := measurement.us) is not None]
+    confirmed = [(cost, config, found) for config, found in again if (cost := found.cost) is not None]
     # Where none can be measured again (a device lost at the end), what was verified in the search still stands.
     return [(config, measurement) for _, config, measurement in sorted(confirmed, key=lambda c: c[:2])] or finalists
 

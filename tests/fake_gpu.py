@@ -21,12 +21,14 @@ from cupygemm import compiler, driver, tensor_map, verify
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
+from cupygemm.operands import Launch, Operands
 from cupygemm.tensor_map import Box, Matrix, TensorMap
 
 REGISTERS_AT_LAUNCH = {1: 248, 2: 168, 3: 128}
 """What ptxas gives a thread by the number of consumers: 65536 over the CTA's threads, in eights, at most 248."""
 
-Launch = Callable[[Any, Any, Any], None]
+Compute = Callable[[Any, Any, Any], None]
+"""`compute(a, b, out)`."""
 
 
 class CudaError(RuntimeError):
@@ -269,12 +271,12 @@ class FakeGpu:
         out[...] = result
         return out
 
-    def kernel(self, compute: Launch, cost_us: float) -> Launch:
+    def kernel(self, compute: Compute, cost_us: float) -> Launch:
         """A launch that computes with `compute` and takes `cost_us`."""
 
-        def launch(a: Any, b: Any, out: Any) -> None:
+        def launch(operands: Operands) -> None:
             def run() -> None:
-                compute(a, b, out)
+                compute(operands.a, operands.b, operands.out)
                 self.clock_us += cost_us
 
             if self.captured is None:

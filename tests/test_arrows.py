@@ -25,37 +25,56 @@ ARROWS = {
     "__main__": "cli",
     "api": "dispatch text",
     "atomic": "",
-    "bench_command": "bench_view benchmark bundle dispatch plot provenance gpu_lock",
-    "bench_view": "report text",
     "benchmark": "measure",
     "blocks": "atomic errors",
     "bundle": "atomic measurement validation",
     "bundle_check": "bundle plan",
-    "bundle_view": "bundle text",
-    "cli": "bench_command bundle_check bundle_view command_help doctor_command explain_command report suites "
-    "search.kernel_tuner_export search.knob_value search.record_command search.tune_command",
-    "command_help": "",
+    "cli": "commands.bench commands.bundle commands.cache commands.doctor commands.explain commands.export "
+    "commands.record commands.report commands.tune",
+    "commands": "",
+    "commands.bench": "commands.bench_run commands.options suites",
+    "commands.bench_run": "benchmark commands.bench_view dispatch gpu_lock plot provenance",
+    "commands.bench_view": "commands.view report text",
+    "commands.bundle": "bundle_check commands.bundle_view commands.options",
+    "commands.bundle_view": "bundle text",
+    "commands.cache": "kernel_cache text",
+    "commands.command_help": "",
+    "commands.doctor": "commands.doctor_run",
+    "commands.doctor_run": "doctor names",
+    "commands.explain": "commands.explain_run commands.options",
+    "commands.explain_run": "bundle_check dispatch",
+    "commands.export": "commands.options search.kernel_tuner_export search.recorded text",
+    "commands.options": "problem",
+    "commands.record": "commands.options commands.record_run",
+    "commands.record_run": "commands.tune_view results search.gpu_target search.recording search.store",
+    "commands.report": "commands.command_help commands.options report search.knob_value",
+    "commands.tune": "commands.options commands.tune_run names",
+    "commands.tune_run": "commands.tune_view search.gpu_target search.outcome search.seeds search.store",
+    "commands.tune_view": "commands.view search.tune text",
+    "commands.view": "",
     "compiler": "atomic kernel_cache kernel_source",
     "config": "device problem",
     "counters": "errors",
-    "cublas": "driver",
+    "cublas": "driver dtypes operands",
     "cuda_src": "",
     "device": "",
     "dispatch": "bundle plan text",
     "doctor": "bundle_check compiler telemetry text",
-    "doctor_command": "doctor",
     "driver": "device errors",
+    "dtypes": "",
     "errors": "",
-    "explain_command": "bundle_check dispatch",
     "gpu_lock": "settings telemetry",
-    "graphs": "driver",
+    "graphs": "driver operands",
+    "interruption": "",
     "kernel_cache": "settings",
     "kernel_source": "config",
-    "measure": "cublas graphs measurement telemetry verify",
+    "measure": "cublas graphs measurement names telemetry verify",
     "measurement": "config",
-    "plan": "compiler driver tensor_map",
-    "plot": "report",
-    "problem": "errors",
+    "names": "",
+    "operands": "",
+    "plan": "compiler driver operands tensor_map",
+    "plot": "names report",
+    "problem": "dtypes errors",
     "provenance": "compiler cublas telemetry",
     "report": "blocks results text",
     "results": "atomic",
@@ -69,41 +88,38 @@ ARROWS = {
     "search.kernel_tuner_export": "atomic search.table",
     "search.knob_value": "blocks search.recorded text",
     "search.outcome": "atomic bundle search.target search.tune",
-    "search.progress": "search.tune text",
     "search.policy": "",
     "search.ppo": "search.policy errors",
-    "search.record_command": "results search.gpu_target search.progress search.recording search.store",
-    "search.recorded": "search.table",
+    "search.recorded": "names search.table",
     "search.recording": "search.runner search.table telemetry",
     "search.replay": "search.table search.traffic",
-    "search.rewards": "measurement errors",
+    "search.rewards": "measurement errors names",
     "search.runner": "measurement",
     "search.scoring": "search.table",
     "search.seeds": "search.recorded",
     "search.space": "config",
     "search.store": "measurement settings",
-    "search.strategies": "measurement search.rewards search.space",
+    "search.strategies": "interruption measurement search.rewards search.space",
     "search.strategies.cma": "search.strategies",
     "search.strategies.exhaustive": "search.strategies",
     "search.strategies.hybrid": "search.strategies.cma search.strategies.ppo",
     "search.strategies.ppo": "search.choices search.cloning search.strategies",
     "search.strategies.random_search": "search.strategies",
-    "search.subspace": "search.space",
+    "search.subspace": "names search.space",
     "search.table": "atomic measurement search.subspace",
     "search.target": "search.recorded search.replay search.runner",
     "search.traffic": "measurement",
-    "search.tune": "search.runner search.strategies",
-    "search.tune_command": "search.gpu_target search.outcome search.progress search.seeds search.store",
+    "search.tune": "interruption search.runner search.strategies",
     "settings": "",
     "suites": "problem",
     "telemetry": "driver",
     "tensor_map": "config",
     "text": "",
     "validation": "",
-    "verify": "problem",
+    "verify": "operands problem",
 }
 
-ANYWHERE = {"problem", "device", "config", "search.space", "bundle"}
+ANYWHERE = {"dtypes", "problem", "device", "config", "search.space", "bundle"}
 """Work on any machine: these import no GPU library, early or late."""
 
 GPU_LIBRARIES = {"cupy", "cupy_backends", "cuda", "pynvml", "ml_dtypes"}
@@ -112,10 +128,13 @@ LEARNING = {"jax", "flax", "optax"}
 LEARNERS = {"search.policy", "search.ppo", "search.cloning", "search.strategies.ppo"}
 """Import what learns at once, and are themselves imported by the registry of strategies only when one is asked for."""
 
-LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "cli": {"cupygemm"}, "plot": {"matplotlib"}}
+LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "plot": {"matplotlib"}}
 """What else may be imported late: the public names, what only some commands need, and what only one extra brings."""
 
-REPLAY = ("cli", "search.tune_command", "search.strategies.cma")
+DECLARATIONS = {name for name in ARROWS["cli"].split() if name.startswith("commands.")}
+"""Of commands: loaded whenever the program starts, so what the command does is imported when it is run."""
+
+REPLAY = ("cli", "commands.tune_run", "search.strategies.cma")
 
 
 class Import(NamedTuple):
@@ -132,7 +151,7 @@ def name_of(path: Path) -> str:
 
 TREES = {
     name_of(path): ast.parse(path.read_text(encoding="utf-8"))
-    for folder in (PACKAGE, PACKAGE / "search", PACKAGE / "search" / "strategies", PACKAGE / "cuda_src")
+    for folder in (PACKAGE, *(PACKAGE / name for name in ("commands", "cuda_src", "search", "search/strategies")))
     for path in folder.glob("*.py")
 }
 
@@ -212,10 +231,25 @@ def test_the_drawing_is_true():
     assert [(a, b) for a, b in arrows if b not in reachable(a)] == []
 
 
-@pytest.mark.parametrize("module", [name for name in TREES if not name.startswith("search")])
-def test_the_runtime_imports_the_search_only_inside_commands(module):
-    found = [found for found in imports(TREES[module]) if (inner(found.target) or "").startswith("search")]
-    assert not found or (module == "cli" and all(each.late for each in found))
+@pytest.mark.parametrize("module", [name for name in TREES if not name.startswith(("search", "commands"))])
+def test_the_runtime_does_not_import_the_search(module):
+    assert not [target for target in targets(module) if target.startswith("search")]
+
+
+@pytest.mark.parametrize("module", [name for name in TREES if name.startswith("search")])
+def test_the_search_shows_nothing(module):
+    assert not {each.target.split(".")[0] for each in imports(TREES[module])} & {"click", "rich"}
+    assert not [target for target in targets(module) if target.startswith("commands")]
+
+
+def test_starting_the_command_line_imports_no_search():
+    loaded, queue = set(), ["cli"]
+    while queue:
+        early = {inner(each.target) for each in imports(TREES[queue.pop()]) if not each.late} - {None}
+        queue += early - loaded
+        loaded |= early
+    assert "commands.tune" in loaded
+    assert not [name for name in loaded if name.startswith("search")]
 
 
 @pytest.mark.parametrize("module", TREES)
@@ -235,7 +269,8 @@ def test_modules_that_work_anywhere_import_no_gpu_library(module):
 @pytest.mark.parametrize("module", TREES)
 def test_imports_inside_functions_are_there_for_a_reason(module):
     late = {each.target.split(".")[0] for each in imports(TREES[module]) if each.late}
-    assert late - GPU_LIBRARIES - LEARNING - LATE.get(module, set()) == set()
+    declared = {"cupygemm"} if module in DECLARATIONS else set()
+    assert late - GPU_LIBRARIES - LEARNING - LATE.get(module, declared) == set()
 
 
 @pytest.mark.parametrize("module", [name for name in TREES if name != "settings"])

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from cupygemm import bench_command, bench_view, cli, measure, plot, provenance, telemetry
+from cupygemm import cli, measure, provenance, telemetry
+from cupygemm.commands import bench_run, bench_view
+from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.suites import SUITES
 from tests.fake_gpu import FakeGpu, product
@@ -34,7 +37,7 @@ class FakeLt:
     def __init__(self, gpu: FakeGpu) -> None:
         self.run = gpu.kernel(product, 9.0)
 
-    def algorithms(self, a: Any, b: Any, out: Any, count: int) -> list[Any]:
+    def algorithms(self, operands: Operands, count: int) -> list[Any]:
         return [self]
 
 
@@ -47,7 +50,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(measure, "CublasLt", lambda: FakeLt(gpu))
     # Kernels of a plan do not move the clock by themselves.
     own = gpu.kernel(product, 8.0)
-    monkeypatch.setattr(bench_command.Dispatcher, "choose_for", _timed(bench_command.Dispatcher.choose_for, own))
+    monkeypatch.setattr(bench_run.Dispatcher, "choose_for", _timed(bench_run.Dispatcher.choose_for, own))
     monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(1755, 640.5))
     facts = {"device": "NVIDIA H200", "date": "2026-11-30T10:00:00+00:00", "sm_clock_mhz": 345, "power_w": 75.0}
     monkeypatch.setattr(
@@ -59,7 +62,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 def _timed(choose_for: Callable[..., Any], own: Callable[..., None]) -> Callable[..., Any]:
     def timed(*arguments: Any) -> Any:
         choice, plan = choose_for(*arguments)
-        return choice, None if plan is None else own
+        return choice, None if plan is None else SimpleNamespace(launch=own)
 
     return timed
 
@@ -147,13 +150,13 @@ def test_the_file_holds_every_row_as_soon_as_it_is_measured(
 ) -> None:
     output = tmp_path / "out.json"
     on_disk: list[int] = []
-    once = bench_command.benchmark
+    once = bench_run.benchmark
 
     def watched(*arguments: Any) -> Any:
         on_disk.append(len(read(output)["rows"]) if output.exists() else 0)
         return once(*arguments)
 
-    monkeypatch.setattr(bench_command, "benchmark", watched)
+    monkeypatch.setattr(bench_run, "benchmark", watched)
     assert bench(TUNED.shape, OTHER.shape, "-o", output).exit_code == 0
     assert on_disk == [0, 1, 2, 3]
 
@@ -168,17 +171,17 @@ def test_a_failure_is_one_line_and_the_others_go_on(
     output = tmp_path / "out.json"
     if failure is None:
         broken = gpu.kernel(wrong, 1.0)
-        chosen = bench_command.Dispatcher.choose_for
-        monkeypatch.setattr(bench_command.Dispatcher, "choose_for", _timed(chosen, broken))
+        chosen = bench_run.Dispatcher.choose_for
+        monkeypatch.setattr(bench_run.Dispatcher, "choose_for", _timed(chosen, broken))
     else:
-        made = bench_command.Bench
+        made = bench_run.Bench
 
         def full(problem: Problem, device: int) -> Any:
             if problem == TUNED:
                 raise failure
             return made(problem, device)
 
-        monkeypatch.setattr(bench_command, "Bench", full)
+        monkeypatch.setattr(bench_run, "Bench", full)
     result = bench(TUNED.shape, OTHER.shape, "--bundle", bundle, "-o", output)
     assert result.exit_code == 1
     line, last = result.stderr.splitlines()
@@ -197,7 +200,7 @@ def test_after_a_fault_nothing_more_is_tried(gpu: FakeGpu, tmp_path: Path, monke
         gpu.faulted = True
         raise measure.LaunchError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(bench_command, "Bench", fault)
+    monkeypatch.setattr(bench_run, "Bench", fault)
     result = bench(TUNED.shape, OTHER.shape, "-o", tmp_path / "out.json")
     assert result.exit_code == 1
     assert [failed["detail"] for failed in read(tmp_path / "out.json")["failures"]] == [
@@ -208,14 +211,14 @@ def test_after_a_fault_nothing_more_is_tried(gpu: FakeGpu, tmp_path: Path, monke
 
 
 def test_an_interruption_keeps_what_was_measured(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output, once, calls = tmp_path / "out.json", bench_command.benchmark, iter(range(9))
+    output, once, calls = tmp_path / "out.json", bench_run.benchmark, iter(range(9))
 
     def interrupted(*arguments: Any) -> Any:
         if next(calls) == 2:
             raise KeyboardInterrupt
         return once(*arguments)
 
-    monkeypatch.setattr(bench_command, "benchmark", interrupted)
+    monkeypatch.setattr(bench_run, "benchmark", interrupted)
     result = bench(TUNED.shape, OTHER.shape, "-o", output)
     assert result.exit_code == 1
     assert result.stderr == "Error: 1 of 2 problems not measured, interrupted\n"
@@ -231,7 +234,7 @@ def test_an_interruption_before_the_first_row_is_status_130(
     def interrupt(*arguments: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_command, "benchmark", interrupt)
+    monkeypatch.setattr(bench_run, "benchmark", interrupt)
     result = bench(TUNED.shape, "-o", tmp_path / "out.json")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
     assert not (tmp_path / "out.json").exists()
@@ -239,7 +242,7 @@ def test_an_interruption_before_the_first_row_is_status_130(
 
 def test_a_plot_is_drawn_of_the_same_rows(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(plot, "draw", lambda document, path: drawn.append((document, path)))
+    monkeypatch.setattr(bench_run.plot, "draw", lambda document, path: drawn.append((document, path)))
     result = bench(TUNED.shape, "-o", tmp_path / "out.json", "--plot", tmp_path / "out.svg")
     assert result.exit_code == 0, result.output
     assert drawn == [(read(tmp_path / "out.json"), tmp_path / "out.svg")]
@@ -258,9 +261,9 @@ def test_operands_are_padded_where_tma_needs_it_and_for_all_alike(gpu: FakeGpu, 
     seen: dict[str, set[tuple[int, ...]]] = {"own": set(), "cublas": set(), "lt": set()}
 
     def noting(name: str) -> Callable[..., None]:
-        def launch(a: Any, b: Any, out: Any) -> None:
-            seen[name].add((*a.strides, *b.strides, *out.strides))
-            product(a, b, out)
+        def launch(operands: Operands) -> None:
+            seen[name].add((*operands.a.strides, *operands.b.strides, *operands.out.strides))
+            product(operands.a, operands.b, operands.out)
 
         return launch
 
@@ -362,15 +365,10 @@ def test_on_a_terminal_the_whole_table_stays() -> None:
     view = bench_view.TableView(console, written.append, len(rows))
     with view.running():
         for row in rows:
-            view.row(row)
+            view.add(row)
     before = len(console.file.getvalue())  # type: ignore[attr-defined]
     view.end({"rows": rows, "provenance": {}})
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert f"{len(rows)} of {len(rows)} rows" in text[:before]
     assert text[before:].count("%") == len(rows)
     assert written[0].startswith("rotated, ")
-
-
-def test_names_in_the_help_are_the_real_ones() -> None:
-    assert cli.MODE_NAMES == measure.MODES
-    assert cli.PLOT_SUFFIXES == plot.SUFFIXES

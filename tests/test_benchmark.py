@@ -11,7 +11,9 @@ import pytest
 from cupygemm.benchmark import benchmark, result_row
 from cupygemm.config import KernelConfig
 from cupygemm.errors import VerificationError
-from cupygemm.measure import RESIDENT, ROTATED, THOROUGH, Effort, Timing
+from cupygemm.measure import THOROUGH, Effort, Timing
+from cupygemm.names import RESIDENT, ROTATED
+from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.results import times_document, write_results
 from cupygemm.telemetry import Reading
@@ -59,11 +61,11 @@ class FakeBench:
 
 
 class FakeAlgorithm:
-    def run(self, a: Any, b: Any, out: Any) -> None:
+    def run(self, operands: Operands) -> None:
         raise AssertionError("not called here")
 
 
-def launch(a: Any, b: Any, out: Any) -> None:
+def launch(operands: Operands) -> None:
     raise AssertionError("not called here")
 
 

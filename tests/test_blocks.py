@@ -8,8 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import blocks, command_help
+from cupygemm import blocks
 from cupygemm.cli import main
+from cupygemm.commands import command_help
 from cupygemm.errors import BundleError
 from cupygemm.search import knob_value
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from dataclasses import replace
 
@@ -175,11 +174,10 @@ def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_find_gives_the_entry_of_exactly_this_problem():
-    found = bundle().find(PROBLEM, H200, "d1")
-    assert found == entry()
-    assert bundle().find(replace(PROBLEM, layout="nt"), H200, "d1") is None
-    assert bundle().find(replace(PROBLEM, out_dtype="float32"), H200, "d1") is None
+def test_an_entry_is_of_exactly_this_problem():
+    assert bundle().entry(PROBLEM) == entry()
+    assert bundle().entry(replace(PROBLEM, layout="nt")) is None
+    assert bundle().entry(replace(PROBLEM, out_dtype="float32")) is None
 
 
 @pytest.mark.parametrize(
@@ -189,29 +187,17 @@ def test_find_gives_the_entry_of_exactly_this_problem():
         (H200, "d2", "sources have changed"),
     ],
 )
-def test_an_entry_from_elsewhere_is_skipped_with_a_warning(caplog, device, digest, reason):
-    loaded = bundle()
-    with caplog.at_level(logging.WARNING, logger="cupygemm"):
-        assert loaded.find(PROBLEM, device, digest) is None
-    (record,) = caplog.records
-    assert reason in record.getMessage()
-    assert str(PROBLEM) in record.getMessage()
+def test_entries_do_not_hold_everywhere(device, digest, reason):
+    assert reason in bundle().mismatch(device, digest)
 
 
 @pytest.mark.parametrize("changes", [{"name": "NVIDIA H100"}, {"sm_count": 114}])
-def test_an_entry_of_another_hopper_gpu_is_found_with_a_warning(caplog, changes):
+def test_entries_hold_on_another_hopper_gpu_which_it_says(changes):
     loaded, device = bundle(), replace(H200, **changes)
-    with caplog.at_level(logging.WARNING, logger="cupygemm"):
-        assert loaded.find(PROBLEM, device, "d1") == entry()
-    (record,) = caplog.records
-    for words in (str(PROBLEM), "NVIDIA H200 (132 SMs)", f"{device.name} ({device.sm_count} SMs)", "cupygemm tune"):
-        assert words in record.getMessage()
+    assert loaded.mismatch(device, "d1") is None
+    for words in ("NVIDIA H200 (132 SMs)", f"{device.name} ({device.sm_count} SMs)", "cupygemm tune"):
+        assert words in loaded.elsewhere(device)
     assert loaded.elsewhere(H200) is None
-
-
-def test_a_problem_that_is_not_there_is_no_warning(caplog):
-    assert bundle().find(Problem(8, 8, 8), H200, "d2") is None
-    assert not caplog.records
 
 
 def test_merging_replaces_the_same_problem_and_keeps_the_rest():

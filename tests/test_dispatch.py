@@ -195,6 +195,7 @@ def test_an_entry_of_another_hopper_gpu_that_is_not_legal_here_is_passed_over(
     choice = cupygemm.explain(*operands(gpu))
     assert choice.kernel == "cublas"
     assert "bytes of shared memory: NVIDIA H100 PCIe has 65536" in choice.reason
+    assert gpu.compiled == []
     assert len(caplog.records) == 1
 
 

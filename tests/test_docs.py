@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import command_help, verify
+from cupygemm import verify
 from cupygemm.cli import main
+from cupygemm.commands import command_help
 from cupygemm.config import (
     KernelConfig,
     KernelSpec,
@@ -23,6 +24,7 @@ from cupygemm.config import (
     store_columns,
 )
 from cupygemm.device import H200
+from cupygemm.dtypes import DTYPES
 from cupygemm.problem import Problem
 from cupygemm.search.space import FIELD_NAMES
 
@@ -174,13 +176,13 @@ def number(text: str) -> int:
 def short_sums(k: int, kind: str) -> tuple[float, float, float, float]:
     """Relative error of fp32 and of fp16 sums, the bound, and fp16's worst element over its bound."""
     problem = Problem(256, 256, k)
-    a, b = verify.draw_operands(np.random.default_rng(0), problem, kind)
-    reference = verify.Reference.of(a, b, problem)
-    verdicts = []
+    operands = verify.draw_operands(np.random.default_rng(0), problem, kind)
+    a, b, reference = operands.a, operands.b, verify.Reference.of(operands, problem)
+    verdicts, depth = [], DTYPES[problem.a_dtype].mma_k
     for dtype in (np.float32, np.float16):
         total = np.zeros((256, 256), dtype)
-        for first in range(0, k, verify.MMA_DEPTH):
-            part = slice(first, first + verify.MMA_DEPTH)
+        for first in range(0, k, depth):
+            part = slice(first, first + depth)
             total = (total + a[:, part].astype(np.float32) @ b[part].astype(np.float32)).astype(dtype)
         verdicts.append(verify.check(total.astype(np.float16), reference))
     full, short = verdicts

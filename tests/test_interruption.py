@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from cupygemm import cli
 from cupygemm.bundle import Bundle
+from cupygemm.interruption import uninterrupted
 from tests.commands import PROBLEM
 
 SLOW = """
@@ -43,6 +45,46 @@ def test_an_interrupted_search_leaves_a_valid_bundle(tmp_path, tables, how):
     assert last["stopped_by"] == "interrupted"
     assert last["evaluations"] == len(trials) < 1000
     assert Bundle.load(output).entries[0].measured.us == last["best_us"]
+
+
+IN_THE_MIDDLE = """
+import os, signal
+from cupygemm import cli, driver
+from cupygemm.search.strategies.random_search import RandomSearch
+ask = RandomSearch.ask
+def interrupted(self):
+    os.kill(os.getpid(), signal.{how})
+    found = ask(self)
+    print("asked to the end", flush=True)
+    return found
+RandomSearch.ask = interrupted
+driver.hopper_devices = list
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
+def test_a_strategy_is_not_interrupted_in_the_middle(tables, how):
+    command = ["tune", PROBLEM.shape, "--tables", str(tables), "--json", "--strategy", "random"]
+    source = IN_THE_MIDDLE.format(how=how)
+    done = subprocess.run([sys.executable, "-c", source, *command], capture_output=True, text=True, check=False)
+    said, last = done.stdout.splitlines()
+    assert said == "asked to the end"
+    assert json.loads(last)["stopped_by"] == "interrupted"
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_outside_the_main_thread_there_is_nothing_to_hold_back():
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done
 
 
 BEFORE_THE_FIRST_TRIAL = """
@@ -94,12 +136,12 @@ def test_a_search_interrupted_before_it_knew_anything_says_so(tmp_path, tables):
 
 
 def test_signals_close_together_are_one_interruption(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(cli.time, "monotonic", lambda: now)
+    clock = iter([100.0, 100.5, 100.9, 101.1])
+    monkeypatch.setattr(cli.time, "monotonic", lambda: next(clock))
     interrupt = cli._Interrupt()
     with pytest.raises(KeyboardInterrupt):
         interrupt(signal.SIGTERM, None)
-    interrupt(signal.SIGINT, None)
-    now = 102.0
+    for _ in range(2):
+        interrupt(signal.SIGINT, None)
     with pytest.raises(KeyboardInterrupt):
         interrupt(signal.SIGINT, None)

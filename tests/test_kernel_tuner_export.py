@@ -114,7 +114,7 @@ def test_its_strategies_run_on_an_exported_table(failing_table: Table, tmp_path:
 @pytest.mark.kernel_tuner
 def test_its_strategies_run_on_a_table_that_ships(tmp_path: Path) -> None:
     path = tmp_path / "cache.json"
-    problem = min(recorded_tables())
+    problem = min(found.problem for found in recorded_tables())
     table = find_table(problem)
     command = ["export", "kernel-tuner", problem.shape, "-o", str(path)]
     result = CliRunner().invoke(cli.main, command)

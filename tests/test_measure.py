@@ -11,9 +11,11 @@ from cupygemm import driver, graphs, measure, telemetry
 from cupygemm.cublas import NOT_SUPPORTED, CublasError
 from cupygemm.device import H200
 from cupygemm.errors import LaunchError, VerificationError
-from cupygemm.graphs import OperandSet, capture, interleave
-from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, RESIDENT, ROTATED, THOROUGH, Bench, num_launches, num_sets
+from cupygemm.graphs import capture, interleave
+from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, THOROUGH, Bench, num_launches, num_sets
 from cupygemm.measurement import Status
+from cupygemm.names import RESIDENT, ROTATED
+from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from tests.fake_gpu import FakeGpu, product
 
@@ -43,7 +45,7 @@ class FakeLt:
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
 
-    def algorithms(self, a: Any, b: Any, out: Any, count: int) -> list[Any]:
+    def algorithms(self, operands: Operands, count: int) -> list[Any]:
         return [FakeAlgorithm(self.gpu, cost) for cost in (12.0, None, 8.0, 9.0)]
 
 
@@ -56,7 +58,7 @@ class FakeAlgorithm:
         return {"id": int(self.cost_us or 0)}
 
 
-def refuse(a: Any, b: Any, out: Any) -> None:
+def refuse(operands: Operands) -> None:
     raise CublasError("cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED", NOT_SUPPORTED)
 
 
@@ -141,7 +143,7 @@ def test_without_a_baseline_candidates_are_still_timed(gpu: FakeGpu, monkeypatch
 
 
 def test_a_wrong_baseline_is_an_error(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeCublas, "__init__", lambda self, gpu: setattr(self, "gemm", lazy))
+    monkeypatch.setattr(FakeCublas, "__init__", lambda self, gpu: setattr(self, "gemm", gpu.kernel(lazy, 1.0)))
     with pytest.raises(VerificationError, match="cuBLAS"):
         Bench(PROBLEM)
 
@@ -149,7 +151,7 @@ def test_a_wrong_baseline_is_an_error(gpu: FakeGpu, monkeypatch: pytest.MonkeyPa
 def test_spoilt_operands_are_noticed(gpu: FakeGpu) -> None:
     bench = Bench(PROBLEM)
     assert bench.is_sound()
-    bench._cases[1][0][...] = 0
+    bench._cases[1][0].a[...] = 0
     assert not bench.is_sound()
 
 
@@ -163,7 +165,7 @@ def test_the_best_cublaslt_algorithm_is_the_fastest_that_runs(gpu: FakeGpu) -> N
 def test_a_fault_is_a_launch_error_and_the_device_is_lost(gpu: FakeGpu) -> None:
     bench = Bench(PROBLEM)
 
-    def fault(a: Any, b: Any, out: Any) -> None:
+    def fault(operands: Operands) -> None:
         gpu.faulted = True
         gpu.stream.synchronize()
 
@@ -178,8 +180,8 @@ def test_graphs_go_through_the_operand_sets_of_their_mode(gpu: FakeGpu, mode: st
     seen: list[int] = []
     bench = Bench(PROBLEM)
 
-    def launch(a: Any, b: Any, out: Any) -> None:
-        seen.append(id(a))
+    def launch(operands: Operands) -> None:
+        seen.append(id(operands.a))
 
     bench.time({"candidate": launch}, QUICK, mode)
     assert len(set(seen)) == (measure.MAX_SETS if mode == ROTATED else 1)
@@ -187,7 +189,7 @@ def test_graphs_go_through_the_operand_sets_of_their_mode(gpu: FakeGpu, mode: st
 
 
 def test_samples_are_interleaved_and_every_other_round_is_turned_round(gpu: FakeGpu) -> None:
-    sets = [OperandSet(None, None, None)]
+    sets = [Operands(None, None, None)]
     timed = {
         name: capture(gpu.kernel(lambda a, b, out: None, cost), sets, 5) for name, cost in (("x", 1.0), ("y", 2.0))
     }
@@ -201,9 +203,9 @@ def test_samples_are_interleaved_and_every_other_round_is_turned_round(gpu: Fake
 
 def test_a_capture_that_breaks_is_ended(gpu: FakeGpu) -> None:
     with pytest.raises(CublasError):
-        capture(refuse, [OperandSet(None, None, None)], 3)
+        capture(refuse, [Operands(None, None, None)], 3)
     assert gpu.captured is None
-    assert graphs.capture(gpu.kernel(product, 1.0), [OperandSet(None, None, None)], 3).launches == 3
+    assert graphs.capture(gpu.kernel(product, 1.0), [Operands(None, None, None)], 3).launches == 3
 
 
 @pytest.mark.parametrize(

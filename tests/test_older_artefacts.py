@@ -123,7 +123,7 @@ def test_a_table_without_the_fields_is_read(toy_table: Table, tmp_path: Path, mo
 
 
 def test_the_recorded_tables_are_read_by_a_later_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = list(recorded_tables().values())
+    paths = [table.path for table in recorded_tables()]
     assert paths
     before = [list(Table.read(path).rows.values()) for path in paths]
     later_table(monkeypatch)

@@ -11,6 +11,7 @@ import pytest
 
 from cupygemm import plot
 from cupygemm.errors import ConfigError
+from cupygemm.names import PLOT_SUFFIXES
 from cupygemm.problem import Problem
 
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -50,7 +51,7 @@ def ratios(axes: Any) -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.parametrize("suffix", plot.SUFFIXES)
+@pytest.mark.parametrize("suffix", PLOT_SUFFIXES)
 def test_the_name_says_the_format(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"times{suffix}"
     plot.draw(document(row(10.0, 12.0, 11.0)), path)
@@ -106,6 +107,6 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_importing_it_does_not_load_matplotlib() -> None:
-    source = "import sys, cupygemm.plot, cupygemm.bench_command; print('matplotlib' in sys.modules)"
+    source = "import sys, cupygemm.plot, cupygemm.commands.bench_run; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -14,10 +14,11 @@ from cupygemm.config import KernelConfig
 from cupygemm.device import H200
 from cupygemm.errors import ConfigError
 from cupygemm.measurement import Measurement, Status
+from cupygemm.names import STRATEGIES
 from cupygemm.problem import Problem
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.space import SearchSpace
-from cupygemm.search.strategies import STRATEGIES, StrategyContext, make_strategy
+from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.strategies.cma import BARREN_GENERATIONS, CmaEs, _losses
 from cupygemm.search.tune import BARREN_ASKS, Budget, tune
 
@@ -185,6 +186,21 @@ def test_cma_starts_again_when_it_finds_nothing_new(toy_table):
         strategy.tell(configs, [Measurement(Status.OK, (1.0 + (c != config),)) for c in configs])
     assert strategy.converged
     strategy.ask()
+    assert strategy._optimizer is not first
+
+
+def test_cma_starts_again_when_its_covariance_has_collapsed(toy_table, model, monkeypatch):
+    """Seen with cmaes 0.13.1 on a recorded table, after many generations of ties."""
+    strategy = started(toy_table)
+    first = strategy._optimizer
+
+    def collapse(solutions):
+        raise np.linalg.LinAlgError("Eigenvalues did not converge")
+
+    monkeypatch.setattr(first, "tell", collapse)
+    configs = strategy.ask()
+    strategy.tell(configs, [model(config) for config in configs])
+    assert strategy.ask()
     assert strategy._optimizer is not first
 
 

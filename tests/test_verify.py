@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupygemm.dtypes import DTYPES
+from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.verify import (
     DATA_KINDS,
     GUARD_BYTES,
-    MMA_DEPTH,
     POSITIVE_MEAN,
     ZERO_MEAN,
     GuardedOutput,
@@ -28,21 +29,22 @@ from cupygemm.verify import (
 Rounded = Callable[[Any], Any]
 DEPTHS = (64, 256, 1024, 4096, 8192)
 SIZE = 64
+MMA_K = DTYPES["float16"].mma_k
 
 
 @cache
 def case(k: int, kind: str, out_dtype: str = "float16", dtype: str = "float16") -> tuple[Any, Any, Reference]:
     problem = Problem(SIZE, SIZE, k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype)
-    a, b = draw_operands(np.random.default_rng(k), problem, kind)
-    return a, b, Reference.of(a, b, problem)
+    operands = draw_operands(np.random.default_rng(k), problem, kind)
+    return operands.a, operands.b, Reference.of(operands, problem)
 
 
 def accumulated(a: Any, b: Any, rounded: Rounded) -> Any:
     """The product as a tensor core forms it: 16 products at a time onto an accumulator that `rounded` keeps narrow."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     total = np.zeros((a.shape[0], b.shape[1]))
-    for start in range(0, a.shape[1], MMA_DEPTH):
-        total = rounded(total + a[:, start : start + MMA_DEPTH] @ b[start : start + MMA_DEPTH]).astype(np.float64)
+    for start in range(0, a.shape[1], MMA_K):
+        total = rounded(total + a[:, start : start + MMA_K] @ b[start : start + MMA_K]).astype(np.float64)
     return total
 
 
@@ -136,20 +138,20 @@ def test_an_unwritten_output_fails() -> None:
 @pytest.mark.parametrize("kind", DATA_KINDS)
 def test_a_forgotten_step_of_k_fails(kind: str) -> None:
     a, b, reference = case(8192, kind)
-    assert not verdict_on(accumulated(a[:, :-MMA_DEPTH], b[:-MMA_DEPTH], to_float32), reference).ok
+    assert not verdict_on(accumulated(a[:, :-MMA_K], b[:-MMA_K], to_float32), reference).ok
 
 
 def test_zero_operands_have_a_zero_product() -> None:
     problem = Problem(8, 8, 8)
     zeros = np.zeros((8, 8), np.float16)
-    reference = Reference.of(zeros, zeros, problem)
+    reference = Reference.of(Operands(zeros, zeros, zeros), problem)
     assert check(zeros, reference).ok
     assert not check(zeros + np.float16(1e-3), reference).ok
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_poison_is_nan_in_every_dtype(dtype: str) -> None:
-    if dtype not in ("float16", "float32"):
+    if not DTYPES[dtype].in_numpy:
         pytest.importorskip("ml_dtypes")
     out = GuardedOutput(np, (3, 5), dtype).array
     assert out.shape == (3, 5)
@@ -181,8 +183,10 @@ def test_broken_guards_fail_an_otherwise_right_result() -> None:
 @pytest.mark.parametrize("shape", [(4, 6, 8), (16, 8, 24), (3, 5, 7)])
 def test_operands_lie_as_the_layout_says(shape: tuple[int, int, int], layout: str) -> None:
     m, n, k = shape
-    a, b = draw_operands(np.random.default_rng(0), Problem(m, n, k, layout=layout), ZERO_MEAN)
-    assert (a.shape, b.shape) == ((m, k), (k, n))
+    problem = Problem(m, n, k, layout=layout, out_dtype="float32")
+    a, b, out = draw_operands(np.random.default_rng(0), problem, ZERO_MEAN)
+    assert (a.shape, b.shape, out.shape) == ((m, k), (k, n), (m, n))
+    assert (out.dtype, out.strides) == (np.float32, (4 * n, 4))
     for array, letter in ((a, layout[0]), (b, layout[1])):
         stored = array if letter == "n" else array.T
         assert stored.strides == (-(-stored.shape[1] // 8) * 16, 2)
@@ -192,8 +196,8 @@ def test_operands_lie_as_the_layout_says(shape: tuple[int, int, int], layout: st
 
 def test_kinds_of_data_have_the_mean_they_are_named_after() -> None:
     problem = Problem(64, 64, 64)
-    zero, _ = draw_operands(np.random.default_rng(0), problem, ZERO_MEAN)
-    positive, _ = draw_operands(np.random.default_rng(0), problem, POSITIVE_MEAN)
+    zero = draw_operands(np.random.default_rng(0), problem, ZERO_MEAN).a
+    positive = draw_operands(np.random.default_rng(0), problem, POSITIVE_MEAN).a
     assert abs(zero.mean(dtype=np.float64)) < 0.1
     assert positive.min() >= 0
     assert 0.45 < positive.mean(dtype=np.float64) < 0.55
@@ -201,7 +205,6 @@ def test_kinds_of_data_have_the_mean_they_are_named_after() -> None:
 
 def test_a_long_positive_sum_stays_within_fp16() -> None:
     problem = Problem(2, 2, 1 << 20)
-    a, b = draw_operands(np.random.default_rng(0), problem, POSITIVE_MEAN)
-    reference = Reference.of(a, b, problem)
+    reference = Reference.of(draw_operands(np.random.default_rng(0), problem, POSITIVE_MEAN), problem)
     assert np.abs(reference.product).max() < 65504
     assert np.isfinite(reference.frobenius_bound)

@@ -9,7 +9,9 @@ from typing import Protocol, Self
 
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError, not_installed
+from cupygemm.interruption import uninterrupted
 from cupygemm.measurement import Measurement
+from cupygemm.names import STRATEGIES
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.space import SearchSpace
 
@@ -47,25 +49,11 @@ class StrategyContext:
         return replace(self, start=())
 
 
-STRATEGIES = {
-    "random": "cupygemm.search.strategies.random_search:RandomSearch",
-    "exhaustive": "cupygemm.search.strategies.exhaustive:Exhaustive",
-    "cma": "cupygemm.search.strategies.cma:CmaEs",
-    "ppo": "cupygemm.search.strategies.ppo:Ppo",
-    "hybrid": "cupygemm.search.strategies.hybrid:Hybrid",
-}
-"""Name → module and class. Modules are named, not imported: each may need a package that the others do not."""
-
-
-SEEDED = {"cma", "ppo", "hybrid"}
-"""Strategies that can start from configs known to be good elsewhere."""
-
-
 def make_strategy(name: str, context: StrategyContext) -> Strategy:
     """The strategy of this name, ready to be asked.
 
     Args:
-        name: a key of `STRATEGIES`.
+        name: a key of `names.STRATEGIES`.
         context: what it may know.
 
     Raises:
@@ -75,9 +63,10 @@ def make_strategy(name: str, context: StrategyContext) -> Strategy:
         raise ConfigError(f"strategy {name!r}: there are {', '.join(STRATEGIES)}")
     module, _, kind = STRATEGIES[name].partition(":")
     try:
-        factory = getattr(import_module(module), kind)
+        with uninterrupted():
+            factory = getattr(import_module(module), kind)
+            strategy: Strategy = factory(context)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise ConfigError(f"strategy {name}: {not_installed(package, 'search')}") from error
-    strategy: Strategy = factory(context)
     return strategy

@@ -51,6 +51,7 @@ class CmaEs:
         self._categorical = [i for i in varying if i not in self._ordered]
         self._seen: set[KernelConfig] = set()
         self._barren = 0
+        self._degenerate = False
         self._asked: list[tuple[KernelConfig, CatCMAwM.Solution]] = []
         self._optimizer: CatCMAwM | None = None
         self._restarts = 0
@@ -65,7 +66,7 @@ class CmaEs:
             around = self._unseen()
             # Two starts in a row that led to nothing new: little is left, and drawing near it may miss it for ever.
             self._asked_first = around if self._restarts else None
-            self._barren, self._restarts = 0, self._restarts + 1
+            self._barren, self._restarts, self._degenerate = 0, self._restarts + 1, False
             self._optimizer = self._start(around)
         self._asked = [self._propose(self._optimizer) for _ in range(self._optimizer.population_size)]
         if self._asked_first is not None:
@@ -88,14 +89,21 @@ class CmaEs:
         # cmaes divides by the length of a step that is zero when a whole generation agrees in every category.
         with np.errstate(divide="ignore", invalid="ignore"):
             solutions = [solution for _, solution in self._asked]
-            self._optimizer.tell(list(zip(solutions, losses, strict=True)))
+            try:
+                self._optimizer.tell(list(zip(solutions, losses, strict=True)))
+            except np.linalg.LinAlgError:
+                self._degenerate = True  # a covariance that has collapsed: there is nothing more to be had from it
 
     @property
     def converged(self) -> bool:
         """Whether the present distribution has stopped finding anything new: the next ask begins elsewhere."""
         if self._optimizer is None:
             return False
-        return self._barren >= BARREN_GENERATIONS or bool(self._ordered and self._optimizer.should_stop())
+        return (
+            self._degenerate
+            or self._barren >= BARREN_GENERATIONS
+            or bool(self._ordered and self._optimizer.should_stop())
+        )
 
     def sample(self, count: int) -> list[KernelConfig]:
         """Configs drawn from the present distribution, legal, repeats allowed; none before there is one."""
@@ -156,8 +164,8 @@ class CmaEs:
 
 
 def _losses(measurements: Sequence[Measurement]) -> list[float]:
-    """The logarithm of each time, with failures worse than any time of the generation; never NaN or infinite."""
-    times = [m.us if m.us is not None and m.us > 0 and math.isfinite(m.us) else None for m in measurements]
-    logs = [None if us is None else math.log(us) for us in times]
+    """The logarithm of each cost, with failures worse than all of the generation; never NaN or infinite."""
+    costs = [measurement.cost for measurement in measurements]
+    logs = [math.log(cost) if cost is not None and cost > 0 and math.isfinite(cost) else None for cost in costs]
     worst = max((loss for loss in logs if loss is not None), default=0.0) + 1.0
     return [worst if loss is None else loss for loss in logs]

@@ -12,6 +12,7 @@ from typing import Any
 from cupygemm import driver, verify
 from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.operands import Operands
 from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 
@@ -55,13 +56,14 @@ def padded(rows: int, columns: int, dtype: str, transposed: bool, fill: Callable
     return view
 
 
-def operands(problem: Problem, kind: str, seed: int) -> tuple[Any, Any]:
-    """Operands of a problem with NaN in the padding that aligns their rows."""
+def operands(problem: Problem, kind: str, seed: int) -> Operands:
+    """Operands of a problem with NaN in the padding that aligns their rows, and in the result."""
     rng = driver.cupy().random.default_rng(seed)
-    a, b = verify.draw_operands(rng, problem, kind)
-    return (
-        padded(problem.m, problem.k, problem.a_dtype, problem.layout[0] == "t", lambda _: a),
-        padded(problem.k, problem.n, problem.b_dtype, problem.layout[1] == "t", lambda _: b),
+    drawn = verify.draw_operands(rng, problem, kind)
+    drawn.out.fill(float("nan"))
+    return drawn._replace(
+        a=padded(problem.m, problem.k, problem.a_dtype, problem.layout[0] == "t", lambda _: drawn.a),
+        b=padded(problem.k, problem.n, problem.b_dtype, problem.layout[1] == "t", lambda _: drawn.b),
     )
 
 
@@ -104,10 +106,10 @@ class Checks:
         """Runs the plan on fresh operands into a poisoned, guarded output; fails the test when it is not right."""
         problem = plan.problem
         for kind in kinds:
-            a, b = operands(problem, kind, seed)
-            reference = verify.Reference.of(a, b, problem)
             out = verify.GuardedOutput(driver.cupy(), (problem.m, problem.n), problem.out_dtype)
-            plan(a, b, out.array)
+            given = operands(problem, kind, seed)._replace(out=out.array)
+            reference = verify.Reference.of(given, problem)
+            plan.launch(given)
             verdict = replace(verify.check(out.array, reference), guards_intact=out.intact())
             self.verified += 1
             assert verdict.ok, f"{problem} {kind} grid {plan.grid}: {verdict.detail}"

@@ -144,9 +144,7 @@ def test_offset_pointers(kernels: Kernels) -> None:
         view[...] = array
         return view
 
-    a, b = operands(problem, verify.ZERO_MEAN, 1)
-    a, b = cupy.ascontiguousarray(a), cupy.ascontiguousarray(b)
-    out = cupy.empty((problem.m, problem.n), dtype=cupy.float16)
+    a, b, out = map(cupy.ascontiguousarray, operands(problem, verify.ZERO_MEAN, 1))
     plan(shifted(a, 8), shifted(b, 8), shifted(out, 8))
     plan(a, b, out)
     moved = shifted(out, 8)

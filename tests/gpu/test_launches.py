@@ -22,10 +22,10 @@ def test_repeated_launches_are_bitwise_equal(name: str, kernels: Kernels) -> Non
     config = CONFIGS[name]
     problem = Problem(config.block_m * config.cluster_m * 3 - 8, config.block_n * config.cluster_n, 256)
     plan = kernels.plan(problem, config)
-    a, b = operands(problem, verify.ZERO_MEAN, 3)
-    first, out = (cupy.empty((problem.m, problem.n), dtype=cupy.float16) for _ in range(2))
-    plan(a, b, first)
-    assert verify.check(first, verify.Reference.of(a, b, problem)).ok
+    given = operands(problem, verify.ZERO_MEAN, 3)
+    first, out = given.out.copy(), given.out
+    plan.launch(given._replace(out=first))
+    assert verify.check(first, verify.Reference.of(given, problem)).ok
     different = cupy.zeros((), dtype=cupy.int64)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
@@ -33,7 +33,7 @@ def test_repeated_launches_are_bitwise_equal(name: str, kernels: Kernels) -> Non
     with stream:
         stream.begin_capture()
         for _ in range(repeats):
-            plan(a, b, out)
+            plan.launch(given)
         graph = stream.end_capture()
         for _ in range(SOAK_LAUNCHES // repeats):
             out.fill(float("nan"))
@@ -50,14 +50,14 @@ def test_each_launch_of_many_is_compared(name: str, kernels: Kernels) -> None:
     config = CONFIGS[name]
     problem = Problem(2056, 2064, 200)
     plan = kernels.plan(problem, config, max_sms=64)
-    a, b = operands(problem, verify.POSITIVE_MEAN, 4)
-    first, out = (cupy.empty((problem.m, problem.n), dtype=cupy.float16) for _ in range(2))
-    plan(a, b, first)
-    assert verify.check(first, verify.Reference.of(a, b, problem)).ok
+    given = operands(problem, verify.POSITIVE_MEAN, 4)
+    first, out = given.out.copy(), given.out
+    plan.launch(given._replace(out=first))
+    assert verify.check(first, verify.Reference.of(given, problem)).ok
     different = cupy.zeros((), dtype=cupy.int64)
     for _ in range(300):
         out.fill(float("nan"))
-        plan(a, b, out)
+        plan.launch(given)
         different += (out.view(cupy.uint16) != first.view(cupy.uint16)).sum()
     assert int(different) == 0
 
@@ -70,16 +70,15 @@ def test_two_streams_at_once(kernels: Kernels) -> None:
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     plans = [kernels.plan(problem, LARGE), kernels.plan(problem, CONFIGS["cluster 2x2"])]
     data = [operands(problem, verify.ZERO_MEAN, seed) for seed in range(2)]
-    outs = [cupy.full((1024, 1024), float("nan"), dtype=cupy.float16) for _ in range(2)]
-    references = [verify.Reference.of(*pair, problem) for pair in data]
+    references = [verify.Reference.of(given, problem) for given in data]
     cupy.cuda.Device().synchronize()
     for _ in range(200):
-        for stream, plan, pair, out in zip(streams, plans, data, outs, strict=True):
+        for stream, plan, given in zip(streams, plans, data, strict=True):
             with stream:
-                plan(*pair, out)
+                plan.launch(given)
     cupy.cuda.Device().synchronize()
-    for index, (out, reference) in enumerate(zip(outs, references, strict=True)):
-        results[index] = verify.check(out, reference).ok
+    for index, (given, reference) in enumerate(zip(data, references, strict=True)):
+        results[index] = verify.check(given.out, reference).ok
     assert results == {0: True, 1: True}
 
 
@@ -91,11 +90,11 @@ def test_threads_with_streams_of_their_own(kernels: Kernels) -> None:
 
     def work(seed: int) -> None:
         with cupy.cuda.Stream(non_blocking=True) as stream:
-            a, b = operands(problem, verify.ZERO_MEAN, seed)
-            reference = verify.Reference.of(a, b, problem)
+            given = operands(problem, verify.ZERO_MEAN, seed)
+            reference = verify.Reference.of(given, problem)
             for _ in range(50):
                 out = cupy.full((512, 512), float("nan"), dtype=cupy.float16)
-                plan(a, b, out)
+                plan.launch(given._replace(out=out))
                 verdicts.append(verify.check(out, reference).ok)
             stream.synchronize()
 
@@ -111,15 +110,13 @@ def test_graph_replays_see_new_operands(kernels: Kernels) -> None:
     cupy = driver.cupy()
     problem = Problem(256, 256, 512)
     plan = kernels.plan(problem, LARGE)
-    a, b = operands(problem, verify.ZERO_MEAN, 1)
-    out = cupy.empty((256, 256), dtype=cupy.float16)
+    given = operands(problem, verify.ZERO_MEAN, 1)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()
-        plan(a, b, out)
+        plan.launch(given)
         graph = stream.end_capture()
         for seed in (2, 3):
-            a[...], b[...] = operands(problem, verify.ZERO_MEAN, seed)
-            out.fill(float("nan"))
+            given.a[...], given.b[...], given.out[...] = operands(problem, verify.ZERO_MEAN, seed)
             graph.launch()
-            assert verify.check(out, verify.Reference.of(a, b, problem)).ok
+            assert verify.check(given.out, verify.Reference.of(given, problem)).ok
         stream.synchronize()

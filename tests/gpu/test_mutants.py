@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cupygemm import compiler, driver, kernel_source, verify
+from cupygemm import compiler, kernel_source, verify
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
@@ -52,10 +52,9 @@ def mutant(tmp_path: Path, spec: KernelSpec, config: KernelConfig, change: tuple
 
 
 def verdict_of(kernel: LoadedKernel, problem: Problem, kind: str) -> verify.Verdict:
-    a, b = operands(problem, kind, 7)
-    out = verify.GuardedOutput(driver.cupy(), (problem.m, problem.n), problem.out_dtype)
-    Plan(problem, kernel)(a, b, out.array)
-    return verify.check(out.array, verify.Reference.of(a, b, problem))
+    given = operands(problem, kind, 7)
+    Plan(problem, kernel).launch(given)
+    return verify.check(given.out, verify.Reference.of(given, problem))
 
 
 @pytest.mark.parametrize("kind", verify.DATA_KINDS)

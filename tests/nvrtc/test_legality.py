@@ -23,10 +23,11 @@ from cupygemm.config import (
     violation,
 )
 from cupygemm.device import H200
+from cupygemm.dtypes import DTYPES
 from cupygemm.errors import CompileError
 from cupygemm.kernel_source import config_literal, spec_literal
 from cupygemm.plan import _Arguments
-from cupygemm.problem import DTYPE_BYTES, Problem
+from cupygemm.problem import Problem
 from cupygemm.tensor_map import a_box, b_box, out_box
 
 pytestmark = pytest.mark.nvrtc
@@ -147,7 +148,7 @@ def facts(spec: KernelSpec, config: KernelConfig) -> dict[str, int]:
         f"{gemm}::TileB::BOX_ROWS": b.rows,
         f"{gemm}::TileB::SPAN": b.columns,
         f"{gemm}::Store::COLUMNS": store_columns(config, spec),
-        f"{gemm}::Store::BUFFER_BYTES": out.rows * out.columns * DTYPE_BYTES[spec.out_dtype],
+        f"{gemm}::Store::BUFFER_BYTES": out.rows * out.columns * DTYPES[spec.out_dtype].bytes,
         f"({value}).consumer_registers()": config.consumer_registers,
         f"({value}).accumulators()": config.accumulators,
         f"({value}).threads()": config.threads,
@@ -197,7 +198,7 @@ def test_arguments_have_the_layout_of_python() -> None:
 
 
 def test_dtype_sizes_agree() -> None:
-    asserts = [f"static_assert(dtype_bytes(DType::{name}) == {size});" for name, size in DTYPE_BYTES.items()]
+    asserts = [f"static_assert(dtype_bytes(DType::{row.name}) == {row.bytes});" for row in DTYPES.values()]
     assert refusal('#include "config.cuh"\n' + "\n".join(asserts)) is None
 
 

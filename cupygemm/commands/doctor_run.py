@@ -1,4 +1,4 @@
-"""`cupygemm doctor`: the checks of `doctor`, as a table on a terminal, in lines elsewhere, or in JSON."""
+"""What `cupygemm doctor` does: the checks of `doctor`, as a table on a terminal, in lines elsewhere, or in JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cupygemm.doctor import Check, State, broken, examine
+from cupygemm.names import SEARCH_PACKAGES
 from cupygemm.text import count, printable
 
 SCHEMA = "cupygemm.doctor/1"
@@ -20,14 +21,13 @@ SCHEMA = "cupygemm.doctor/1"
 _STYLES = {State.OK: "green", State.WARNING: "yellow", State.PROBLEM: "bold red", State.ABSENT: "dim"}
 
 
-def run_doctor(search_packages: Sequence[str], as_json: bool) -> bool:
+def run_doctor(as_json: bool) -> bool:
     """Examines the machine and says what was found; whether nothing is broken.
 
     Args:
-        search_packages: what `cupygemm tune` imports.
         as_json: one JSON object in place of words.
     """
-    checks = examine(search_packages)
+    checks = examine(SEARCH_PACKAGES)
     console = Console()
     if as_json:
         document = {"schema": SCHEMA, "ok": not broken(checks), "checks": [asdict(check) for check in checks]}

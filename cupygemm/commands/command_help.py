@@ -9,7 +9,7 @@ import click
 NOTHING = "This version has no such command."
 
 
-def render(root: click.Group, path: str) -> str:
+def render(root: click.Command, path: str) -> str:
     """Usage, text and options of one command.
 
     Args:
@@ -34,7 +34,7 @@ def paths(root: click.Group, prefix: str = "") -> list[str]:
     return found
 
 
-def _context(root: click.Group, names: list[str]) -> click.Context | None:
+def _context(root: click.Command, names: list[str]) -> click.Context | None:
     context = click.Context(root, info_name="cupygemm")
     for name in names:
         command = context.command.get_command(context, name) if isinstance(context.command, click.Group) else None

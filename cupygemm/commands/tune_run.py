@@ -1,4 +1,4 @@
-"""`cupygemm tune`, once its options are read: target, store, search, bundle, and what is said of them."""
+"""What `cupygemm tune` does: target, store, search, bundle, and what is said of them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import click
 
 from cupygemm import driver
 from cupygemm.bundle import SearchInfo
+from cupygemm.commands.tune_view import TuneView, counts, make_view
 from cupygemm.errors import BundleError, ConfigError
 from cupygemm.measurement import Record
+from cupygemm.names import SEEDED
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_target import gpu_target
 from cupygemm.search.outcome import BundleFile, result_event
-from cupygemm.search.progress import Reporter, counts, make_reporter
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.seeds import recorded_seeds
 from cupygemm.search.store import TrialStore, default_store
-from cupygemm.search.strategies import SEEDED, StrategyContext, make_strategy
+from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.target import Target, replay_target
 from cupygemm.search.tune import Budget, Trial, TuneResult, tune
 from cupygemm.text import one_line, printable
@@ -35,7 +36,7 @@ class TuneRequest:
         output: the bundle to add to.
         store: where trials go; None for the default, which is nowhere on replay.
         tables: folder of recorded tables; None for those of the package.
-        cold: begin with nothing known, not with the best configs of other recorded problems.
+        cold: begin with nothing known, not with the best configs of recorded problems.
         rewards: what learning strategies maximise.
         counters: count the L2 figures on a GPU, where that can be done.
         as_json: JSON lines, not words.
@@ -90,26 +91,26 @@ def _tune(request: TuneRequest, target: Target) -> None:
     if output is not None and output.replaces:
         _warn(f"{output.path}: its entries are of other kernel sources and will be replaced")
     seeded = request.strategy in SEEDED and not request.cold
-    start = recorded_seeds(request.problem, request.tables) if seeded else ()
+    start = recorded_seeds(request.problem, request.tables, target.recorded is not None) if seeded else ()
     strategy = make_strategy(request.strategy, StrategyContext(target.space, request.seed, start, request.rewards))
-    reporter = make_reporter(click.echo, request.as_json, _expected(request, target))
+    view = make_view(click.echo, request.as_json, _expected(request, target))
     store = _open_store(request, target)
     if request.device == "auto" and target.recorded is not None:
-        reporter.note(f"no Hopper GPU found: replaying times recorded on {printable(target.device.name)}")
+        view.note(f"no Hopper GPU found: replaying times recorded on {printable(target.device.name)}")
     with nullcontext() if store is None else closing(store):
         log = _TrialLog(store, target, request.problem)
 
         def on_trial(trial: Trial) -> None:
             log.add(trial)
-            reporter.trial(trial)
+            view.add(trial)
 
-        with reporter.running():
+        with view.running():
             result = tune(request.problem, target.space, strategy, target.runner, request.budget, on_trial)
-    _finish(request, target, output, reporter, result)
+    _finish(request, target, output, view, result)
 
 
 def _finish(
-    request: TuneRequest, target: Target, output: BundleFile | None, reporter: Reporter, result: TuneResult
+    request: TuneRequest, target: Target, output: BundleFile | None, view: TuneView, result: TuneResult
 ) -> None:
     search = SearchInfo(strategy=request.strategy, seed=request.seed, evaluations=len(result.trials))
     saved = None
@@ -117,7 +118,7 @@ def _finish(
         if output is not None and result.best is not None:
             saved = output.add(result.best, search)
     finally:  # A search that cannot be saved is shown before the error that says so.
-        reporter.result(result_event(request.problem, target, result, search, saved))
+        view.end(result_event(request.problem, target, result, search, saved))
     if result.best is None:
         if result.stopped_by == "interrupted":
             raise KeyboardInterrupt

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cupygemm.commands.view import View, Write
 from cupygemm.search.tune import Trial
 from cupygemm.text import count
 
@@ -26,32 +27,17 @@ STOPPED = {
 EVERY = 10
 """Of so many trials, one is written as a line even where it is no improvement."""
 
-Write = Callable[[str], None]
-"""Puts one line on standard output."""
 
-
-class Reporter(Protocol):
-    """Shows trials as they end, and the result."""
+class TuneView(View[Trial], Protocol):
+    """Shows trials as they end, and at the end the JSON event of the result."""
 
     def note(self, text: str) -> None:
         """Something to know before the first trial."""
         ...
 
-    def running(self) -> AbstractContextManager[Any]:
-        """Entered while trials come."""
-        ...
 
-    def trial(self, trial: Trial) -> None:
-        """One trial has ended."""
-        ...
-
-    def result(self, event: Mapping[str, Any]) -> None:
-        """The search has ended; `event` is the JSON event of that name."""
-        ...
-
-
-def make_reporter(write: Write, as_json: bool, total: int | None) -> Reporter:
-    """The reporter for where standard output goes.
+def make_view(write: Write, as_json: bool, total: int | None) -> TuneView:
+    """The view for where standard output goes.
 
     Args:
         write: puts a line there.
@@ -59,9 +45,9 @@ def make_reporter(write: Write, as_json: bool, total: int | None) -> Reporter:
         total: evaluations to expect, if that is known.
     """
     if as_json:
-        return JsonReporter(write)
+        return JsonView(write)
     console = Console()
-    return LiveReporter(console, write, total) if console.is_terminal else PlainReporter(write, total)
+    return LiveView(console, write, total) if console.is_terminal else PlainView(write, total)
 
 
 def trial_event(trial: Trial) -> dict[str, Any]:
@@ -83,7 +69,7 @@ def trial_event(trial: Trial) -> dict[str, Any]:
     }
 
 
-class JsonReporter:
+class JsonView:
     """One JSON object a line, and nothing else."""
 
     def __init__(self, write: Write) -> None:
@@ -96,16 +82,16 @@ class JsonReporter:
         """Nothing to set up."""
         return nullcontext()
 
-    def trial(self, trial: Trial) -> None:
+    def add(self, trial: Trial) -> None:
         """Writes the trial's event."""
         self._write(json.dumps(trial_event(trial), allow_nan=False))
 
-    def result(self, event: Mapping[str, Any]) -> None:
+    def end(self, document: Mapping[str, Any]) -> None:
         """Writes the result's event."""
-        self._write(json.dumps(event, allow_nan=False))
+        self._write(json.dumps(document, allow_nan=False))
 
 
-class PlainReporter:
+class PlainView:
     """A line for each improvement, and for every tenth trial, for logs and pipes."""
 
     def __init__(self, write: Write, total: int | None) -> None:
@@ -121,7 +107,7 @@ class PlainReporter:
         """Nothing to set up."""
         return nullcontext()
 
-    def trial(self, trial: Trial) -> None:
+    def add(self, trial: Trial) -> None:
         """Writes how the trial ended and the best so far, if it is worth a line."""
         if trial.best_us == self._best_us and (trial.index + 1) % EVERY:
             return
@@ -131,13 +117,13 @@ class PlainReporter:
         best = "none yet" if trial.best_us is None else f"{trial.best_us:.2f} µs"
         self._write(f"trial {trial.index + 1}{self._of}: {outcome}, best {best}")
 
-    def result(self, event: Mapping[str, Any]) -> None:
+    def end(self, document: Mapping[str, Any]) -> None:
         """Writes the summary."""
-        for line in summary(event):
+        for line in summary(document):
             self._write(line)
 
 
-class LiveReporter(PlainReporter):
+class LiveView(PlainView):
     """A bar with the best so far, redrawn in place; the summary is plain."""
 
     def __init__(self, console: Console, write: Write, total: int | None) -> None:
@@ -151,7 +137,7 @@ class LiveReporter(PlainReporter):
         """Draws the bar as long as it is entered."""
         return self._progress
 
-    def trial(self, trial: Trial) -> None:
+    def add(self, trial: Trial) -> None:
         """Moves the bar on."""
         self._failed += not trial.measurement.ok
         best = "" if trial.best_us is None else f"best {trial.best_us:.2f} µs"

@@ -1,4 +1,4 @@
-"""`cupygemm bench`, once its options are read: measure problem after problem, write each row down, sum up."""
+"""What `cupygemm bench` does: measure problem after problem, write each row down, sum up."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import click
 
 from cupygemm import plot, provenance
 from cupygemm.atomic import check_writable
-from cupygemm.bench_view import View, make_view
 from cupygemm.benchmark import benchmark
 from cupygemm.bundle import Bundle
+from cupygemm.commands.bench_view import Row, make_view
+from cupygemm.commands.view import View
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import CupygemmError, LaunchError, ProblemError
-from cupygemm.gpu_lock import take_gpu
+from cupygemm.gpu_lock import holding_gpu
 from cupygemm.measure import Bench, is_usable
 from cupygemm.problem import Problem
 from cupygemm.report import failure_line, read_file
@@ -33,7 +34,7 @@ class BenchRequest:
         facts: further fields of the file, such as `suite` and `seed`.
         bundle: whose configs; None for the bundles in force.
         device: index of a CUDA device.
-        modes: of `measure.MODES`.
+        modes: of `names.MODES`.
         commit: to name in the provenance; None to ask git.
         output: JSON file for the rows.
         plot: file for the picture.
@@ -67,7 +68,7 @@ def run_bench(request: BenchRequest) -> None:
         raise ProblemError("nothing to measure: name a suite or shapes, or a bundle with entries")
     sheet = _Sheet(request)
     view = make_view(click.echo, len(problems) * len(request.modes))
-    with take_gpu(request.device), view.running():
+    with holding_gpu(request.device), view.running():
         stopped_by = _measure_all(problems, dispatcher, sheet, view)
     _finish(request, sheet, view)
     if sheet.failures:
@@ -88,7 +89,7 @@ def show_recorded(recorded: Path, picture: Path | None) -> None:
     view = make_view(click.echo, len(document["rows"]))
     with view.running():
         for row in document["rows"]:
-            view.row(row)
+            view.add(row)
     view.end(document)
     for failure in document.get("failures", ()):
         click.echo(f"not measured: {printable(failure_line(failure))}")
@@ -138,7 +139,7 @@ class _Sheet:
             write_results(self.request.output, self.document())
 
 
-def _measure_all(problems: Sequence[Problem], dispatcher: Dispatcher, sheet: _Sheet, view: View) -> str | None:
+def _measure_all(problems: Sequence[Problem], dispatcher: Dispatcher, sheet: _Sheet, view: View[Row]) -> str | None:
     """Measures all problems; gives what stopped it before the last one, if something did.
 
     Raises:
@@ -160,16 +161,16 @@ def _measure_all(problems: Sequence[Problem], dispatcher: Dispatcher, sheet: _Sh
     return stopped_by
 
 
-def _measure(problem: Problem, dispatcher: Dispatcher, sheet: _Sheet, view: View) -> bool:
+def _measure(problem: Problem, dispatcher: Dispatcher, sheet: _Sheet, view: View[Row]) -> bool:
     """Measures one problem in all modes, or says why not; gives whether the device can be used afterwards."""
     device = sheet.request.device
     try:
         choice, plan = dispatcher.choose_for(problem, device)
         bench = Bench(problem, device)
         for mode in sheet.request.modes:
-            row = benchmark(bench, plan or bench.cublas, choice.config, mode)
+            row = benchmark(bench, plan.launch if plan else bench.cublas, choice.config, mode)
             sheet.add(row)
-            view.row(row)
+            view.add(row)
     except (CupygemmError, MemoryError) as error:  # CuPy's own error for a full device is a MemoryError
         detail = one_line(error).removeprefix(f"{problem}: ") or "out of memory"
         sheet.fail(detail, problem)
@@ -178,7 +179,7 @@ def _measure(problem: Problem, dispatcher: Dispatcher, sheet: _Sheet, view: View
     return True
 
 
-def _finish(request: BenchRequest, sheet: _Sheet, view: View) -> None:
+def _finish(request: BenchRequest, sheet: _Sheet, view: View[Row]) -> None:
     document = sheet.document()
     view.end(document)
     if request.output is not None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from cupygemm.commands.view import View, Write
 from cupygemm.report import BASELINES, balances, mode_name, origin, ratio, row_name, shown_columns
 from cupygemm.text import count, printable
 
-Write = Callable[[str], None]
-"""Puts one line on standard output."""
 Row = Mapping[str, Any]
 
 NAMING = {"M×N×K", "dtype", "layout", "with", "call"}
@@ -28,23 +27,7 @@ WIDTH = 88
 """Columns of a terminal below which the name of a problem takes two lines."""
 
 
-class View(Protocol):
-    """Shows rows as they come, and all of them at the end."""
-
-    def running(self) -> AbstractContextManager[Any]:
-        """Entered while rows come."""
-        ...
-
-    def row(self, row: Row) -> None:
-        """One more has been measured."""
-        ...
-
-    def end(self, document: Mapping[str, Any]) -> None:
-        """No more come; `document` is what a file of them holds."""
-        ...
-
-
-def make_view(write: Write, total: int) -> View:
+def make_view(write: Write, total: int) -> View[Row]:
     """The view for where standard output goes.
 
     Args:
@@ -65,7 +48,7 @@ class PlainView:
         """Nothing to set up."""
         return nullcontext()
 
-    def row(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
         """Writes its line."""
         self._num_rows += 1
         self._write(f"{self._num_rows}/{self._total} {line(row)}")
@@ -96,7 +79,7 @@ class TableView:
         """Draws the table as long as it is entered."""
         return self._live
 
-    def row(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
         """Adds it."""
         self._rows.append(row)
         self._live.refresh()

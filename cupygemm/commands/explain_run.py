@@ -1,4 +1,4 @@
-"""`cupygemm explain`, once its options are read: what `matmul` would run for a problem, and why."""
+"""What `cupygemm explain` does: find out what `matmul` would run for a problem, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cupygemm record`, once its options are read: sweep, report, tables, and what is said of them."""
+"""What `cupygemm record` does: sweep, report, tables, and what is said of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import click
 
 from cupygemm import provenance
 from cupygemm.atomic import check_writable
+from cupygemm.commands.tune_view import STOPPED, counts
 from cupygemm.errors import LaunchError
 from cupygemm.measurement import Record
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
 from cupygemm.search.gpu_runner import GpuRunner
 from cupygemm.search.gpu_target import open_gpu
-from cupygemm.search.progress import STOPPED, counts
 from cupygemm.search.recorded import file_name
 from cupygemm.search.recording import Recording, record, tables_of
 from cupygemm.search.store import TrialStore, default_store

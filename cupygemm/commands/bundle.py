@@ -1,0 +1,59 @@
+"""`cupygemm bundle`: bundles shown, checked and joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cupygemm.commands.options import PATH
+from cupygemm.errors import BundleError
+from cupygemm.text import count
+
+MOST_FINDINGS = 5
+"""Findings about a bundle that are spelt out in one line."""
+
+
+@click.group("bundle")
+def bundle_group() -> None:
+    """Look at bundles of tuned configs."""
+
+
+@bundle_group.command("show")
+@click.argument("path", type=PATH)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def bundle_show(path: Path, as_json: bool) -> None:
+    """Print what a bundle holds."""
+    from cupygemm.bundle import Bundle
+    from cupygemm.commands import bundle_view
+
+    bundle = Bundle.load(path)
+    for line in [bundle_view.as_json(bundle)] if as_json else bundle_view.lines(bundle):
+        click.echo(line)
+
+
+@bundle_group.command("validate")
+@click.argument("path", type=PATH)
+def bundle_validate(path: Path) -> None:
+    """Check a bundle; say what is wrong and where."""
+    from cupygemm.bundle import Bundle
+    from cupygemm.bundle_check import findings
+
+    bundle = Bundle.load(path)
+    found = findings(bundle)
+    if found:
+        more = [f"and {len(found) - MOST_FINDINGS} more"] if len(found) > MOST_FINDINGS else []
+        raise BundleError(f"{path}: {'; '.join(found[:MOST_FINDINGS] + more)}")
+    click.echo(f"{path}: valid, {count(len(bundle.entries), 'entry', 'entries')}")
+
+
+@bundle_group.command("merge")
+@click.argument("paths", metavar="BUNDLE...", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, help="Bundle to write.")
+def bundle_merge(paths: tuple[Path, ...], output: Path) -> None:
+    """Join bundles of one device and one version of the kernels; of two entries for a problem the better stays."""
+    from cupygemm.bundle import Bundle, merged_all
+
+    bundle = merged_all({path: Bundle.load(path) for path in paths})
+    bundle.save(output)
+    click.echo(f"{output}: {count(len(bundle.entries), 'entry', 'entries')} of {count(len(paths), 'bundle')}")

@@ -1,0 +1,36 @@
+"""`cupygemm export`: recorded tables for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cupygemm.commands.options import FOLDER, PATH, TABLES_HELP, ProblemOf, shape_options
+from cupygemm.names import TABLE_SUFFIX
+from cupygemm.text import count
+
+
+@click.group("export")
+def export_group() -> None:
+    """Write recorded tables for other programs."""
+
+
+@export_group.command("kernel-tuner")
+@click.argument("table", metavar="TABLE | MxNxK")
+@shape_options
+@click.option("--tables", type=FOLDER, help=TABLES_HELP)
+@click.option("-o", "--output", type=PATH, required=True, help="Cache file to write; its name must end in .json.")
+def export_kernel_tuner(table: str, problem_of: ProblemOf, tables: Path | None, output: Path) -> None:
+    """Write a recorded table as a cache file of Kernel Tuner, for its simulation mode."""
+    if output.suffix != ".json":
+        raise click.BadParameter(f"{output}: Kernel Tuner reads names that end in .json", param_hint="--output")
+    path = Path(table)
+    problem = None if path.name.endswith(TABLE_SUFFIX) else problem_of(table)
+    from cupygemm.search.kernel_tuner_export import export
+    from cupygemm.search.recorded import find_table
+    from cupygemm.search.table import Table
+
+    found = Table.read(path) if problem is None else find_table(problem, tables)
+    export(found, output)
+    click.echo(f"{output}: {count(len(found.rows), 'point')}, best {found.optimum_us:.2f} µs")

@@ -1,0 +1,35 @@
+"""Names and defaults that `--help` tells and heavier modules go by, said once: help must not import those."""
+
+from __future__ import annotations
+
+STRATEGIES = {
+    "random": "cupygemm.search.strategies.random_search:RandomSearch",
+    "exhaustive": "cupygemm.search.strategies.exhaustive:Exhaustive",
+    "cma": "cupygemm.search.strategies.cma:CmaEs",
+    "ppo": "cupygemm.search.strategies.ppo:Ppo",
+    "hybrid": "cupygemm.search.strategies.hybrid:Hybrid",
+}
+"""Name → module and class. Modules are named, not imported: each may need a package that the others do not."""
+SEEDED = ("cma", "ppo", "hybrid")
+"""Strategies that can start from configs known to be good elsewhere."""
+LEARNING = ("ppo", "hybrid")
+"""Strategies that maximise a reward; the others look at times alone."""
+SEARCH_PACKAGES = ("cmaes", "flax", "jax", "optax", "pebble")
+"""What the extra `search` installs."""
+
+L2_TERMS = ("bytes", "hit_rate")
+"""What the L2 term of a reward is: compulsory over actual bytes of device memory, which is the default, or the share
+of requests that the L2 answers."""
+L2_WEIGHT = 0.02
+SPILL_WEIGHT = 0.05
+
+CORE = "core"
+SUBSPACES = (CORE,)
+"""What `cupygemm record` can measure whole."""
+TABLE_SUFFIX = ".jsonl.gz"
+"""How the name of a recorded table ends."""
+
+ROTATED, RESIDENT = MODES = ("rotated", "resident")
+"""Where the operands lie when they are timed: out of the L2, or in it if they fit."""
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+"""Formats of pictures."""

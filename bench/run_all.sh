@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that is recorded on a GPU, in one go of some eight minutes on an H200: the correctness protocol, the replay
+# Everything that is recorded on a GPU, in one go of some twenty minutes on an H200: the correctness protocol, the replay
 # tables, a bundle, the times and the profile. Results land in one folder; copy what is wanted into bench/results and
-# search/tables, then run `cupygemm report`.
+# search/tables, then run `cupygemm report`. bench/search.py, which needs no GPU, makes the comparison of strategies.
 #
 #   CUPYGEMM_COMMIT=$(git rev-parse --short HEAD) PYTHON=.venv-gpu/bin/python bench/run_all.sh build/results
 #
@@ -18,19 +18,27 @@ step correctness
 timeout 240 "$python" -m pytest -q -m gpu tests/gpu --report "$out/correctness.json" -p no:cacheprovider
 
 step tables
-timeout 400 "$python" -m cupygemm record 2048x2048x4096 512x512x8192 -o "$out/tables" --report "$out/tuning_rate.json"
+small="2048x2048x4096 512x512x8192 1024x1024x1024 256x1024x1024"
+large="128x4096x4096 4096x4096x1024 8192x8192x512 4096x4096x4096"
+timeout 600 "$python" -m cupygemm record $small -o "$out/tables" --report "$out/tuning_rate.json"
+timeout 600 "$python" -m cupygemm record $large -o "$out/tables"
 
 step bundle
-for shape in 2048x2048x4096 512x512x8192; do
+for shape in $small $large; do
     "$python" -m cupygemm tune "$shape" --device replay --strategy exhaustive --tables "$out/tables" -o "$out/tuned.yaml"
 done
-timeout 90 "$python" -m cupygemm tune 2048x2048x4096 --dtype bfloat16 --budget 150 --tables "$out/tables" -o "$out/tuned.yaml"
-for shape in 4096x4096x4096 4096x4096x1024 8192x8192x512; do
-    timeout 90 "$python" -m cupygemm tune "$shape" --budget 150 --tables "$out/tables" -o "$out/tuned.yaml"
+timeout 90 "$python" -m cupygemm tune 2048x2048x4096 --dtype bfloat16 --tables "$out/tables" -o "$out/tuned.yaml"
+for shape in 2048x2048x4096 4096x4096x4096; do
+    for layout in nt tn tt; do
+        timeout 90 "$python" -m cupygemm tune "$shape" --layout "$layout" --tables "$out/tables" -o "$out/tuned.yaml"
+    done
 done
 
 step times
-timeout 120 "$python" -m cupygemm bench --bundle "$out/tuned.yaml" -o "$out/headline.json"
+for suite in headline recorded layouts; do
+    timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json"
+done
+timeout 120 "$python" bench/layouts.py 2048x2048x4096 4096x4096x4096 --bundle "$out/tuned.yaml" -o "$out/layout_ratios.json"
 
 step profile
 timeout 90 "$python" bench/profile.py 2048x2048x4096 --bundle "$out/tuned.yaml" -o "$out/profile.json"

@@ -39,14 +39,17 @@ def fill(text: str, renderers: Renderers) -> str:
     return "".join([*parts, text[end:]])
 
 
+CURRENT, WRITTEN, STALE = "up to date", "written", "differs from what is recorded"
+
+
 def update(path: Path, renderers: Renderers, write: bool) -> str:
-    """Fills the blocks of a document; says what was done.
+    """Fills the blocks of a document; says `CURRENT`, `WRITTEN`, or `STALE` where it may not be changed.
 
     Args:
         write: whether the document may be changed.
 
     Raises:
-        BundleError: markers that make no sense, or a block that differs where nothing may be written.
+        BundleError: markers that make no sense.
         OSError: the document cannot be read or written.
     """
     old = path.read_text(encoding="utf-8")
@@ -55,11 +58,11 @@ def update(path: Path, renderers: Renderers, write: bool) -> str:
     except BundleError as error:
         raise BundleError(f"{path}, {error}") from error
     if old == new:
-        return "up to date"
+        return CURRENT
     if not write:
-        raise BundleError(f"{path}: a block differs from what is recorded: run `cupygemm report {path}`")
+        return STALE
     write_atomically(path, new.encode())
-    return "written"
+    return WRITTEN
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

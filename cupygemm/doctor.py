@@ -32,7 +32,6 @@ NEWEST_DRIVER = 580
 SAMPLE = KernelSpec.of(Problem(64, 64, 64)), KernelConfig(64, 16, 64, 2, 1, False, 1, 1, False, 1, 40, 0, 1)
 """What is compiled to see whether compiling works: small, but with TMA, WGMMA and setmaxnreg in it."""
 
-_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 _WHEEL = re.compile(r"cupy(?:-cuda(\d+)x|-rocm-.*)?")
 
 
@@ -88,7 +87,7 @@ def examine(search_packages: Sequence[str]) -> list[Check]:
     Args:
         search_packages: what `cupygemm tune` imports.
     """
-    has_driver = _KERNEL_MODULE.exists() or telemetry.driver_version() is not None
+    has_driver = driver.KERNEL_MODULE.exists() or telemetry.driver_version() is not None
     cupy, machine = _check_cupy(_Machine(has_driver))
     parts: tuple[tuple[str, Callable[[], Iterator[Check]]], ...] = (
         ("cuda.bindings", lambda: _check_bindings(machine)),

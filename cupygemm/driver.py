@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import LaunchError, not_installed
+
+KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+"""Is there while NVIDIA's kernel module is loaded."""
 
 
 @cache
@@ -20,11 +24,13 @@ def cupy() -> ModuleType:
     """The CuPy module.
 
     Raises:
-        LaunchError: CuPy is not installed.
+        LaunchError: CuPy is not installed; where there is no driver either, that is said first.
     """
     try:
         return import_module("cupy")
     except ImportError as error:
+        if not KERNEL_MODULE.exists():
+            raise LaunchError("no NVIDIA driver is loaded here, and no CuPy is installed: this needs a GPU") from error
         raise LaunchError(not_installed("CuPy", "cu13")) from error
 
 

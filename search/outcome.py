@@ -73,7 +73,7 @@ class BundleFile:
     def _merge(self, entry: Entry) -> Saved:
         bundle = self._read()
         before = None if bundle is None else bundle.entry(entry.problem)
-        if before is not None and before.beats(entry):
+        if before is not None and not entry.beats(before):
             return Saved(self.path, "kept", before)
         device = BundleDevice.of(self._target.device, self._target.provenance)
         new = new_bundle(device, self._target.source_digest, [entry])

@@ -299,7 +299,7 @@ def test_wrong_usage_is_status_2(arguments: list[str], what: str) -> None:
 
 def test_nothing_to_measure_is_said(gpu: FakeGpu) -> None:
     result = bench()
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "name a suite or shapes, or a bundle" in result.stderr
 
 

@@ -45,7 +45,7 @@ class Machine:
         found = [SimpleNamespace(name=name, version=version) for name, version in self.wheels.items()]
         monkeypatch.setattr(doctor.metadata, "distributions", lambda: found)
         monkeypatch.setattr(doctor.metadata, "version", self._version)
-        monkeypatch.setattr(doctor, "_KERNEL_MODULE", Path("/nowhere"))
+        monkeypatch.setattr(doctor.driver, "KERNEL_MODULE", Path("/nowhere"))
         monkeypatch.setattr(driver, "cupy", self._cupy)
         monkeypatch.setattr(driver, "devices", lambda: tuple(range(len(self.gpus))))
         monkeypatch.setattr(driver, "hopper_devices", lambda: [i for i, gpu in enumerate(self.gpus) if gpu.is_hopper])
@@ -260,7 +260,7 @@ def test_a_terminal_gets_a_table(examine: Examine, monkeypatch: pytest.MonkeyPat
 
 def test_it_is_true_of_a_machine_without_gpu_libraries() -> None:
     blocked = "".join(f"sys.modules[{name!r}] = None; " for name in ("cupy", "cuda", "pynvml", "jax", "ml_dtypes"))
-    hide = "metadata.distributions = lambda: []; doctor._KERNEL_MODULE = Path('/nowhere'); "
+    hide = "metadata.distributions = lambda: []; doctor.driver.KERNEL_MODULE = Path('/nowhere'); "
     source = f"import sys; {blocked}from importlib import metadata; from pathlib import Path; "
     source += f"from cupygemm import doctor; {hide}from cupygemm.cli import main; main(['doctor', '--json'])"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)

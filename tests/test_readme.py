@@ -128,7 +128,8 @@ def test_the_command_checks_and_writes(tmp_path):
     command = ["report", str(document), "--results", str(tmp_path)]
     stale = CliRunner().invoke(main, [*command, "--check"])
     assert stale.exit_code == 1
-    assert "differs from what is recorded" in stale.stderr
+    assert stale.stdout == f"{document}: differs from what is recorded\n"
+    assert f"run `cupygemm report {document}`" in stale.stderr
     assert CliRunner().invoke(main, command).stdout == f"{document}: written\n"
     assert "256×512×1024" in document.read_text()
     assert CliRunner().invoke(main, [*command, "--check"]).stdout == f"{document}: up to date\n"

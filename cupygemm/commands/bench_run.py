@@ -16,7 +16,7 @@ from cupygemm.bundle import Bundle
 from cupygemm.commands.bench_view import Row, make_view
 from cupygemm.commands.view import View
 from cupygemm.dispatch import Dispatcher
-from cupygemm.errors import CupygemmError, LaunchError, ProblemError
+from cupygemm.errors import CupygemmError, LaunchError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.measure import Bench, is_usable
 from cupygemm.problem import Problem
@@ -65,7 +65,7 @@ def run_bench(request: BenchRequest) -> None:
     tuned = dispatcher.problems()
     problems = request.problems or tuple(tuned)
     if not problems:
-        raise ProblemError("nothing to measure: name a suite or shapes, or a bundle with entries")
+        raise click.UsageError("nothing to measure: name a suite or shapes, or a bundle with entries")
     sheet = _Sheet(request)
     view = make_view(click.echo, len(problems) * len(request.modes))
     with holding_gpu(request.device), view.running():

@@ -25,11 +25,14 @@ def bundle_group() -> None:
 def bundle_show(path: Path, as_json: bool) -> None:
     """Print what a bundle holds."""
     from cupygemm.bundle import Bundle
+    from cupygemm.bundle_check import findings
     from cupygemm.commands import bundle_view
 
     bundle = Bundle.load(path)
     for line in [bundle_view.as_json(bundle)] if as_json else bundle_view.lines(bundle):
         click.echo(line)
+    if wrong := len(findings(bundle)):
+        click.echo(f"{count(wrong, 'thing')} wrong with it: `cupygemm bundle validate {path}` says what", err=True)
 
 
 @bundle_group.command("validate")
@@ -38,6 +41,7 @@ def bundle_validate(path: Path) -> None:
     """Check a bundle; say what is wrong and where."""
     from cupygemm.bundle import Bundle
     from cupygemm.bundle_check import findings
+    from cupygemm.kernel_source import source_digest
 
     bundle = Bundle.load(path)
     found = findings(bundle)
@@ -45,6 +49,9 @@ def bundle_validate(path: Path) -> None:
         more = [f"and {len(found) - MOST_FINDINGS} more"] if len(found) > MOST_FINDINGS else []
         raise BundleError(f"{path}: {'; '.join(found[:MOST_FINDINGS] + more)}")
     click.echo(f"{path}: valid, {count(len(bundle.entries), 'entry', 'entries')}")
+    if bundle.tool.source_digest != source_digest():
+        here, there = source_digest(), bundle.tool.source_digest
+        click.echo(f"not used by this version: it is for kernel sources {there}, and here are {here}", err=True)
 
 
 @bundle_group.command("merge")

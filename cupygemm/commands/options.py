@@ -74,9 +74,9 @@ def read_device(ctx: click.Context, param: click.Parameter, value: str) -> int |
 
 def read_gpu(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """The index of a CUDA device."""
-    device = read_device(ctx, param, value)
+    device = read_device(ctx, param, value) if value.startswith("cuda") else value
     if isinstance(device, str):
-        raise click.BadParameter("measuring needs a GPU: cuda or cuda:N")
+        raise click.BadParameter(f"{value!r}: measuring needs a GPU: write cuda or cuda:N")
     return device
 
 

@@ -8,6 +8,7 @@ import click
 
 from cupygemm.commands import command_help
 from cupygemm.commands.options import FOLDER, PATH, TABLES_HELP
+from cupygemm.errors import BundleError
 
 
 @click.command("report")
@@ -29,5 +30,11 @@ def report_command(
         "help": lambda name: command_help.render(program, name),
         "table": lambda name: knob_value.render(name, tables),
     }
+    stale = []
     for path in documents or report.documents():
-        click.echo(f"{path}: {blocks.update(path, renderers, write)}")
+        state = blocks.update(path, renderers, write)
+        click.echo(f"{path}: {state}")
+        if state == blocks.STALE:
+            stale.append(str(path))
+    if stale:
+        raise BundleError(f"{len(stale)} out of date: run `cupygemm report {' '.join(stale)}`")

@@ -58,6 +58,7 @@ def trial_event(trial: Trial) -> dict[str, Any]:
         "index": trial.index,
         "config": trial.config.to_dict(),
         "status": measurement.status.value,
+        "detail": measurement.detail,
         "us": measurement.us,
         "speedup": measurement.speedup,
         "spill_bytes": measurement.spill_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import pytest
 
@@ -22,7 +23,7 @@ CSV = """\
 ==PROF== Connected to process 1
 "ID","Kernel Name","lts__t_sector_hit_rate.pct","dram__bytes_read.sum","dram__bytes_write.sum"
 "","","%","byte","byte"
-"0","gemm_kernel","75.5","8,388,608","0"
+"0","_Z19gemm_cluster_kernelIXt","75.5","8,388,608","0"
 """
 
 
@@ -69,7 +70,7 @@ def configs(toy_table, count: int) -> list[KernelConfig]:
 def test_rows_are_read_and_the_program_is_given_its_input(ncu):
     folder = ncu(CSV)
     (row,) = read_counters(["program", "-x"], ["dram__bytes_read.sum", "other"], "gemm_", "text")
-    assert row["Kernel Name"] == "gemm_kernel"
+    assert row["Kernel Name"].startswith("_Z19gemm_cluster_kernel")
     assert number(row["dram__bytes_read.sum"]) == 8388608
     arguments = (folder / "arguments").read_text().splitlines()
     assert arguments[-2:] == ["program", "-x"]
@@ -133,3 +134,28 @@ def test_the_rest_is_the_other_runner(toy_table):
     runner.close()
     assert inner.closed
     assert runner.device == "cuda:0"
+
+
+def test_an_interruption_loses_no_measurement(ncu, toy_table):
+    class Interrupted(Measured):
+        def run(self, problem, configs):
+            yield TIMED
+            raise KeyboardInterrupt
+
+    running = CountedRunner(Interrupted(), 0).run(PROBLEM, configs(toy_table, 2))
+    assert next(running) == TIMED
+    with pytest.raises(KeyboardInterrupt):
+        next(running)
+
+
+@pytest.mark.parametrize("name", ["_Z11gemm_kernelIXt", "_Z19gemm_cluster_kernelIXt"])
+def test_both_entries_of_the_kernel_are_looked_for(monkeypatch, toy_table, name):
+    asked = []
+
+    def read(command, metrics, kernels, stdin):
+        asked.append(kernels)
+        return [dict.fromkeys(metrics, "50")]
+
+    monkeypatch.setattr(counted, "read_counters", read)
+    counted.count(PROBLEM, configs(toy_table, 1), 0)
+    assert re.search(asked[0], name)

@@ -119,16 +119,32 @@ def masks(count: int) -> np.ndarray:
     return np.repeat(rows[None], count, axis=0)
 
 
-def test_what_is_masked_is_never_drawn_and_never_becomes_likelier():
+def test_what_is_masked_is_never_drawn_and_is_no_part_of_the_distribution():
     options = PpoOptions(batch=64)
     learner = new_learner(MODEL, options, 0)
     choices = drawn(learner, masks(64), 64)
     assert 1 not in choices[:, 0]
     assert set(choices[:, 0]) == {0, 2}
     rollout = rollout_of(MODEL, learner.networks, MODEL.states(choices), masks(64), choices)
-    learner, _ = update(MODEL, options, learner, rollout, np.ones(64, np.float32))
-    log_probs = jax.nn.log_softmax(MODEL.logits(learner.networks, MODEL.states(choices[:1])[:, 0], masks(1)[:, 0]))
-    assert jnp.exp(log_probs[0, 1]) == 0.0
+    everything = rollout_of(MODEL, learner.networks, rollout.states, np.ones_like(rollout.masks), choices)
+    # Where values are masked the others share all of the probability: the policy that is updated is the one that drew.
+    fewer = ~masks(64).all(axis=-1)
+    assert (rollout.log_probs > everything.log_probs)[fewer].all()
+    np.testing.assert_array_equal(rollout.log_probs[~fewer], everything.log_probs[~fewer])
+
+
+def test_a_value_that_is_always_masked_is_never_updated():
+    """Its logit has no gradient, whatever the rewards: with the mask forgotten in the update it would get one."""
+    options = PpoOptions(batch=64)
+    learner = new_learner(MODEL, options, 0)
+    hidden = masks(64)
+    hidden[:, :, 3] = False  # the fourth value of the last knob
+    choices = drawn(learner, hidden, 64)
+    rollout = rollout_of(MODEL, learner.networks, MODEL.states(choices), hidden, choices)
+    after, _ = update(MODEL, options, learner, rollout, (choices[:, 2] == 0).astype(np.float32))
+    old, new = (each.networks.policy["params"]["Dense_2"]["bias"] for each in (learner, after))
+    assert old[3] == new[3]
+    assert (old[:3] != new[:3]).all()
 
 
 def test_an_update_makes_what_was_good_likelier_and_values_truer():
@@ -203,6 +219,45 @@ def test_a_known_problem_is_learnt(kind, toy_table):
             found.append(times)
         assert min(map(min, found)) == best
         assert np.mean(found[2]) < np.mean(found[0])
+
+
+def test_a_batch_is_drawn_without_replacement(toy_table, model):
+    strategy = Ppo(StrategyContext(toy_table.space, 0))
+    left = toy_table.space.size
+    while left:
+        configs = strategy.ask()
+        assert len(configs) == len(set(configs)) == min(PpoOptions().batch, left)
+        strategy.tell(configs, [model(config) for config in configs])
+        left -= len(configs)
+    assert strategy.ask() == []
+
+
+def test_values_are_learnt_in_the_units_of_the_updates(toy_table):
+    """After a warm start the value network expects what an update would call these rewards."""
+    strategy = Ppo(StrategyContext(toy_table.space, 0), cloning=CloningOptions(steps=300, learning_rate=1e-2))
+    configs = list(toy_table.space.members)[:8]
+    strategy.observe(configs, [Measurement(Status.OK, samples_us=(10.0,), baseline_us=(5.0,))] * 8)
+    strategy.imitate([(config, strategy._best_reward) for config in configs])
+    rows, _ = strategy._encoded(configs)
+    values = strategy._model.values(strategy._learner.networks, strategy._model.states(rows))
+    assert float(values.mean()) == pytest.approx(1.0, abs=0.1)
+
+
+def test_padding_counts_nothing_in_cloning():
+    options = CloningOptions(steps=20, learning_rate=1e-2, entropy=0.5)
+    learner = new_learner(MODEL, PpoOptions(), 0)
+    rows = np.array([[0, 1, 2], [2, 0, 0]], dtype=np.int32)
+
+    def cloned(padding: int):
+        choices = np.concatenate([rows, np.zeros((padding, 3), np.int32)])
+        weights = np.array([0.5, 0.5] + [0] * padding, np.float32)
+        count = np.array([1, 1] + [0] * padding, np.float32)
+        allowed = np.concatenate([masks(2), np.ones((padding, *masks(1).shape[1:]), bool)])
+        return clone(
+            MODEL, options, learner.networks, Examples(MODEL.states(choices), allowed, choices, weights, count, count)
+        )
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), cloned(0), cloned(6))
 
 
 @pytest.mark.parametrize("kind", [Ppo, Hybrid])

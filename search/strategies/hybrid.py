@@ -46,7 +46,7 @@ class Hybrid:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """The policy learns from all that the population measured, in its order, then imitates its elites."""
+        """The policy learns from the population's measurements, in whole batches, then imitates its elites."""
         rewarded = list(self._rewarded.items())
         self._policy.learn(rewarded)
         self._policy.imitate(rewarded, self._population.sample(SAMPLED))

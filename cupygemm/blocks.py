@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cupygemm.atomic import write_atomically
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 
 Renderers = Mapping[str, Callable[[str], str]]
 """For each kind of block: name → Markdown, without a final newline."""
@@ -19,23 +19,23 @@ def fill(text: str, renderers: Renderers) -> str:
     """The text with every block between markers rendered anew.
 
     Raises:
-        BundleError: a marker of an unknown kind, opened twice, closed without being open, or never closed.
+        FileError: a marker of an unknown kind, opened twice, closed without being open, or never closed.
     """
     parts: list[str] = []
     end, kind, name = 0, None, ""
     for marker in _MARKER.finditer(text):
         line = text.count("\n", 0, marker.start()) + 1
         if (marker["opened"] or marker["closed"]) not in renderers:
-            raise BundleError(f"line {line}: {marker[0]}: the kinds of blocks are {', '.join(renderers)}")
+            raise FileError(f"line {line}: {marker[0]}: the kinds of blocks are {', '.join(renderers)}")
         if marker["closed"] != kind:
-            raise BundleError(f"line {line}: {marker[0]} does not follow its counterpart: markers come in pairs")
+            raise FileError(f"line {line}: {marker[0]} does not follow its counterpart: markers come in pairs")
         if kind is None:
             parts.append(text[end : marker.end()])
         else:
             parts.append(f"\n{renderers[kind](name)}\n{marker[0]}")
         end, kind, name = marker.end(), marker["opened"], marker["name"]
     if kind is not None:
-        raise BundleError(f"{kind}:{name} is never closed: end the block with <!-- /{kind} -->")
+        raise FileError(f"{kind}:{name} is never closed: end the block with <!-- /{kind} -->")
     return "".join([*parts, text[end:]])
 
 
@@ -49,14 +49,14 @@ def update(path: Path, renderers: Renderers, write: bool) -> str:
         write: whether the document may be changed.
 
     Raises:
-        BundleError: markers that make no sense.
+        FileError: markers that make no sense.
         OSError: the document cannot be read or written.
     """
     old = path.read_text(encoding="utf-8")
     try:
         new = fill(old, renderers)
-    except BundleError as error:
-        raise BundleError(f"{path}, {error}") from error
+    except FileError as error:
+        raise FileError(f"{path}, {error}") from error
     if old == new:
         return CURRENT
     if not write:

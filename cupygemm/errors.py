@@ -42,5 +42,9 @@ class VerificationError(CupygemmError, RuntimeError):
     """A kernel's result is outside the error bounds."""
 
 
-class BundleError(CupygemmError, ValueError):
-    """A YAML bundle or a recorded table cannot be read as what it claims to be."""
+class FileError(CupygemmError, ValueError):
+    """A file of cupygemm's (a recorded table, a trial store, results, a document) is not what it claims to be."""
+
+
+class BundleError(FileError):
+    """A YAML bundle cannot be read, or cannot be what it claims to be."""

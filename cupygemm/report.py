@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cupygemm.blocks import table
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 from cupygemm.results import REPORT_SCHEMA, RESULTS_SCHEMA, SEARCH_SCHEMA, times_finding
 from cupygemm.text import count
 
@@ -49,11 +49,11 @@ def read_results(directory: Path = DIRECTORY) -> dict[str, dict[str, Any]]:
     """The recorded files of a directory by name, without ".json".
 
     Raises:
-        BundleError: there is no such directory, or a file is no JSON object or has a schema that this version
+        FileError: there is no such directory, or a file is no JSON object or has a schema that this version
             cannot render.
     """
     if not directory.is_dir():
-        raise BundleError(f"{directory}: no such folder: run this at the root of a checkout, or name it with --results")
+        raise FileError(f"{directory}: no such folder: run this at the root of a checkout, or name it with --results")
     return {path.stem: read_file(path) for path in sorted(directory.glob("*.json"))}
 
 
@@ -64,21 +64,21 @@ def read_file(path: Path, schemas: Collection[str] = ()) -> dict[str, Any]:
         schemas: those that will do; all that this version renders where none is named.
 
     Raises:
-        BundleError: it cannot be read, is no JSON object, has another schema, or its rows are none of times.
+        FileError: it cannot be read, is no JSON object, has another schema, or its rows are none of times.
     """
     legal = schemas or RENDERERS
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BundleError(f"{path}: {error.strerror or error}") from error
+        raise FileError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise BundleError(f"{path}: not JSON: {error}") from error
+        raise FileError(f"{path}: not JSON: {error}") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema not in legal:
-        raise BundleError(f"{path}: schema is {schema!r}: legal values are {', '.join(legal)}")
+        raise FileError(f"{path}: schema is {schema!r}: legal values are {', '.join(legal)}")
     finding = times_finding(document) if schema == RESULTS_SCHEMA else None
     if finding is not None:
-        raise BundleError(f"{path}: {finding}")
+        raise FileError(f"{path}: {finding}")
     return dict(document)
 
 

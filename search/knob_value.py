@@ -12,7 +12,7 @@ from statistics import median, quantiles
 
 from cupygemm import blocks
 from cupygemm.config import KernelConfig
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.space import FIELD_NAMES
 from cupygemm.search.subspace import RESTRICTIONS
@@ -32,10 +32,10 @@ def render(name: str, folder: Traversable | None = None) -> str:
         folder: of the recorded tables; None for those that ship with the package.
 
     Raises:
-        BundleError: another name, no such folder, or a table that cannot be read.
+        FileError: another name, no such folder, or a table that cannot be read.
     """
     if name != BLOCK:
-        raise BundleError(f"table:{name}: the one block of this kind is {BLOCK}")
+        raise FileError(f"table:{name}: the one block of this kind is {BLOCK}")
     tables = [Table.read(found.path) for found in sorted(recorded_tables(folder), key=lambda found: found.problem)]
     if not tables:
         return "Nothing is recorded yet."

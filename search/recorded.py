@@ -7,7 +7,7 @@ from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from cupygemm.device import DeviceSpec
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 from cupygemm.names import TABLE_SUFFIX
 from cupygemm.problem import Problem
 from cupygemm.search.table import Table, read_head
@@ -28,12 +28,12 @@ def recorded_tables(folder: Traversable | None = None) -> list[Recorded]:
         folder: where they lie; None for those that ship with the package.
 
     Raises:
-        BundleError: there is no such folder, a file with the suffix of a table is none, or two are of the same problem
+        FileError: there is no such folder, a file with the suffix of a table is none, or two are of the same problem
             on the same device.
     """
     folder = files("cupygemm.search").joinpath("tables") if folder is None else folder
     if not folder.is_dir():
-        raise BundleError(f"{folder}: no such folder of recorded tables")
+        raise FileError(f"{folder}: no such folder of recorded tables")
     found: dict[tuple[Problem, str], Recorded] = {}
     for path in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if not path.name.endswith(TABLE_SUFFIX):
@@ -41,7 +41,7 @@ def recorded_tables(folder: Traversable | None = None) -> list[Recorded]:
         table = Recorded(*read_head(path), path)
         first = found.setdefault((table.problem, table.device.name), table)
         if first is not table:
-            raise BundleError(f"{path}: a second table of {table.problem}, beside {first.path.name}")
+            raise FileError(f"{path}: a second table of {table.problem}, beside {first.path.name}")
     return list(found.values())
 
 
@@ -49,17 +49,17 @@ def find_table(problem: Problem, folder: Traversable | None = None) -> Table:
     """The recorded table of exactly this problem.
 
     Raises:
-        BundleError: there is none, and the message names the problems that have one; or there are several, of
+        FileError: there is none, and the message names the problems that have one; or there are several, of
             different devices.
     """
     tables = recorded_tables(folder)
     found = [table for table in tables if table.problem == problem]
     if not found:
         known = ", ".join(sorted({str(table.problem) for table in tables})) or "none"
-        raise BundleError(f"no recorded table of {problem}; recorded: {known}")
+        raise FileError(f"no recorded table of {problem}; recorded: {known}")
     if len(found) > 1:
         devices = ", ".join(table.device.name for table in found)
-        raise BundleError(f"tables of {problem} on several devices ({devices}): name a folder with one of them")
+        raise FileError(f"tables of {problem} on several devices ({devices}): name a folder with one of them")
     return Table.read(found[0].path)
 
 

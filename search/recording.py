@@ -141,7 +141,7 @@ def tables_of(
     """The tables of a complete recording.
 
     Raises:
-        BundleError: a legal point was not measured.
+        FileError: a legal point was not measured.
     """
     return [
         Table.of(problem, device, subspace, measurements, provenance, baselines[problem])

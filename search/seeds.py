@@ -31,7 +31,7 @@ def recorded_seeds(
         replayed: whether the search is answered from the table of the problem, which is then not looked at.
 
     Raises:
-        BundleError: there is no such folder, or a table in it cannot be read.
+        FileError: there is no such folder, or a table in it cannot be read.
     """
     tables = [table for table in recorded_tables(folder) if not (replayed and table.problem == problem)]
     nearest = sorted(tables, key=lambda table: (_distance(table.problem, problem), table.problem, table.device.name))

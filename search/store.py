@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from cupygemm import settings
 from cupygemm.config import KernelConfig
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 from cupygemm.measurement import Measurement, Record
 from cupygemm.problem import Problem
 
@@ -56,7 +56,7 @@ class TrialStore:
             path: the file; its folder is made.
 
         Raises:
-            BundleError: the file is no store, one of another version, or cannot be written.
+            FileError: the file is no store, one of another version, or cannot be written.
         """
         self.path = path
         try:
@@ -77,7 +77,7 @@ class TrialStore:
             runner: label of who measured it: "cuda:0" or "replay".
 
         Raises:
-            BundleError: the row cannot be written.
+            FileError: the row cannot be written.
         """
         measurement = record.measurement
         row = (
@@ -127,15 +127,15 @@ class TrialStore:
     ) -> None:
         self.close()
 
-    def _error(self, what: str, error: Exception) -> BundleError:
+    def _error(self, what: str, error: Exception) -> FileError:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return BundleError(f"trial store {self.path} {what}: {reason} ({ELSEWHERE})")
+        return FileError(f"trial store {self.path} {what}: {reason} ({ELSEWHERE})")
 
     def _prepare(self) -> None:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, VERSION):
             reason = f"is of version {version}, and this version of cupygemm reads {VERSION}"
-            raise BundleError(f"trial store {self.path} {reason} ({ELSEWHERE})")
+            raise FileError(f"trial store {self.path} {reason} ({ELSEWHERE})")
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.executescript(_CREATE)

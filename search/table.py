@@ -22,7 +22,7 @@ from typing import Any, Self
 from cupygemm.atomic import write_atomically
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
-from cupygemm.errors import BundleError, CupygemmError
+from cupygemm.errors import CupygemmError, FileError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 from cupygemm.search.space import Knob, SearchSpace, completed
@@ -65,13 +65,13 @@ class Row:
 
     def __post_init__(self) -> None:
         if (self.status is Status.OK) != (self.us is not None):
-            raise BundleError(f"status {self.status.value} with us {self.us}: a time belongs to ok and to nothing else")
+            raise FileError(f"status {self.status.value} with us {self.us}: a time belongs to ok and to nothing else")
         for name in COLUMNS[1:-1]:
             value = getattr(self, name)
             if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-                raise BundleError(f"{name} is {value!r}: it must be a number or null")
+                raise FileError(f"{name} is {value!r}: it must be a number or null")
         if self.us is not None and self.us <= 0:
-            raise BundleError(f"us is {self.us}: a time is a positive number")
+            raise FileError(f"us is {self.us}: a time is a positive number")
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ class Table:
         """The fastest point.
 
         Raises:
-            BundleError: no point of the table is OK.
+            FileError: no point of the table is OK.
         """
         timed = [(us, config) for config, us in self.times_us.items() if us is not None]
         if not timed:
-            raise BundleError(f"table of {self.problem}: no config has a time")
+            raise FileError(f"table of {self.problem}: no config has a time")
         config = min(timed)[1]
         return config, self.rows[config]
 
@@ -180,7 +180,7 @@ class Table:
         """The table of a finished sweep over a sub-space.
 
         Raises:
-            BundleError: a legal point was not measured, or one outside the sub-space was.
+            FileError: a legal point was not measured, or one outside the sub-space was.
         """
         spec = KernelSpec.of(problem)
         rows = {config: Row.of(measurement) for config, measurement in measurements.items()}
@@ -193,19 +193,19 @@ class Table:
         """Proves that every point of the product has a row or a rule that excludes it, and none has both.
 
         Raises:
-            BundleError: a legal point without a row, a row that a rule excludes, an unknown rule, or wrong counts.
+            FileError: a legal point without a row, a row that a rule excludes, an unknown rule, or wrong counts.
         """
         subspace = SubSpace(self.subspace, self.knobs, tuple(_named_restrictions(self.restrictions)))
         expected = frozenset(subspace.configs(self.spec, self.device))
         missing, surplus = expected - self.rows.keys(), self.rows.keys() - expected
         if missing:
-            raise BundleError(f"{self}: {len(missing)} legal points have no row, for example {min(missing)}")
+            raise FileError(f"{self}: {len(missing)} legal points have no row, for example {min(missing)}")
         if surplus:
-            raise BundleError(f"{self}: {len(surplus)} rows are of excluded points, for example {min(surplus)}")
+            raise FileError(f"{self}: {len(surplus)} rows are of excluded points, for example {min(surplus)}")
         counted = sum(exclusion.points for exclusion in self.restrictions)
         if len(self.rows) + counted != self.space.size_cartesian:
             total = self.space.size_cartesian
-            raise BundleError(f"{self}: {len(self.rows)} rows and {counted} excluded points do not make {total}")
+            raise FileError(f"{self}: {len(self.rows)} rows and {counted} excluded points do not make {total}")
 
     def write(self, path: Path) -> None:
         """Writes the table atomically; the same table always gives the same bytes.
@@ -228,7 +228,7 @@ class Table:
         """Reads and validates a table (`check_exhaustive` apart, which takes a second).
 
         Raises:
-            BundleError: the file cannot be read or is no table; the message names the line and what is wrong.
+            FileError: the file cannot be read or is no table; the message names the line and what is wrong.
         """
         lines = _read_lines(path)
         header = _parse_header(path, lines[0])
@@ -236,7 +236,7 @@ class Table:
         rows = _parse_rows(path, lines[1:], header["columns"], table.knobs)
         points = header.get("points")
         if points != len(rows):
-            raise BundleError(f"{path}: {len(rows)} rows where the header says {points}: the file is not whole")
+            raise FileError(f"{path}: {len(rows)} rows where the header says {points}: the file is not whole")
         return replace(table, rows=rows)
 
     def _header(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def read_head(path: Traversable) -> tuple[Problem, DeviceSpec]:
     """What a table is of, from its first line.
 
     Raises:
-        BundleError: the file is no table.
+        FileError: the file is no table.
     """
     table = _from_header(path, _parse_header(path, _read_lines(path, most=1)[0]))
     return table.problem, table.device
@@ -293,7 +293,7 @@ def _from_header(path: Traversable, header: dict[str, Any]) -> Table:
     """A table without its rows.
 
     Raises:
-        BundleError: a key is missing or what it holds makes no sense.
+        FileError: a key is missing or what it holds makes no sense.
     """
     try:
         table = Table(
@@ -308,9 +308,9 @@ def _from_header(path: Traversable, header: dict[str, Any]) -> Table:
         )
         _check_derived(header, table)
     except KeyError as error:
-        raise BundleError(f"{path}, line 1: the key {error} is missing") from error
+        raise FileError(f"{path}, line 1: the key {error} is missing") from error
     except (CupygemmError, TypeError, ValueError) as error:
-        raise BundleError(f"{path}, line 1: {error}") from error
+        raise FileError(f"{path}, line 1: {error}") from error
     return table
 
 
@@ -318,12 +318,12 @@ def _check_derived(header: dict[str, Any], table: Table) -> None:
     """What the header says twice must agree."""
     spec = table.spec.to_dict()
     if header["spec"] != {name: spec.get(name) for name in header["spec"]}:
-        raise BundleError("spec does not follow from problem")
+        raise FileError("spec does not follow from problem")
     knobs, columns = [knob["name"] for knob in header["knobs"]], header["columns"]
     outcome = columns[len(knobs) :]
     unknown, missing = set(outcome) - set(COLUMNS), {"status", "us"} - set(outcome)
     if columns[: len(knobs)] != knobs or unknown or missing or len(set(outcome)) != len(outcome):
-        raise BundleError(f"columns are {columns}: the knobs {knobs} and then some of {COLUMNS} belong there")
+        raise FileError(f"columns are {columns}: the knobs {knobs} and then some of {COLUMNS} belong there")
 
 
 def _read_lines(path: Traversable, most: int | None = None) -> list[bytes]:
@@ -335,14 +335,14 @@ def _read_lines(path: Traversable, most: int | None = None) -> list[bytes]:
             else:
                 data = file.read(MAX_BYTES + 1)
                 if len(data) > MAX_BYTES:
-                    raise BundleError(f"{path}: unpacks to more than {MAX_BYTES} bytes, no table does")
+                    raise FileError(f"{path}: unpacks to more than {MAX_BYTES} bytes, no table does")
                 lines = data.splitlines()
     except (OSError, EOFError, ValueError) as error:
-        if isinstance(error, BundleError):
+        if isinstance(error, FileError):
             raise
-        raise BundleError(f"{path}: not a readable gzip file: {error}") from error
+        raise FileError(f"{path}: not a readable gzip file: {error}") from error
     if not lines:
-        raise BundleError(f"{path}: empty: a table starts with a header")
+        raise FileError(f"{path}: empty: a table starts with a header")
     return lines
 
 
@@ -350,10 +350,10 @@ def _parse_header(path: Traversable, line: bytes) -> dict[str, Any]:
     try:
         header = json.loads(line)
     except ValueError as error:
-        raise BundleError(f"{path}, line 1: not JSON: {error}") from error
+        raise FileError(f"{path}, line 1: not JSON: {error}") from error
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         found = header.get("schema") if isinstance(header, dict) else type(header).__name__
-        raise BundleError(f"{path}, line 1: schema is {found!r}: this version reads {SCHEMA}")
+        raise FileError(f"{path}, line 1: schema is {found!r}: this version reads {SCHEMA}")
     return header
 
 
@@ -370,12 +370,12 @@ def _parse_rows(
             outcome = {name: values[name] for name in COLUMNS if name in values}
             row = Row(**{**outcome, "status": Status(outcome["status"])})
         except (CupygemmError, ValueError, TypeError) as error:
-            raise BundleError(f"{path}, line {number}: {error}") from error
+            raise FileError(f"{path}, line {number}: {error}") from error
         if config in rows:
-            raise BundleError(f"{path}, line {number}: a second row for {config}")
+            raise FileError(f"{path}, line {number}: a second row for {config}")
         rows[config] = row
     if not rows:
-        raise BundleError(f"{path}: a header and no rows")
+        raise FileError(f"{path}: a header and no rows")
     return rows
 
 

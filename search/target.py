@@ -46,7 +46,7 @@ def replay_target(problem: Problem, tables: Traversable | None = None) -> Target
         tables: the folder to look in; None for the tables that ship with the package.
 
     Raises:
-        BundleError: no table of exactly this problem, or it cannot be read.
+        FileError: no table of exactly this problem, or it cannot be read.
     """
     table = find_table(problem, tables)
     return Target(

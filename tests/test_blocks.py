@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from cupygemm import blocks
 from cupygemm.cli import main
 from cupygemm.commands import command_help
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 from cupygemm.search import knob_value
 
 RENDERERS = {"results": str.upper, "help": lambda name: f"{name}?"}
@@ -40,12 +40,12 @@ def test_other_comments_are_left_alone():
     ],
 )
 def test_unpaired_markers_are_refused(text):
-    with pytest.raises(BundleError, match=r"pairs|never closed"):
+    with pytest.raises(FileError, match=r"pairs|never closed"):
         blocks.fill(text, RENDERERS)
 
 
 def test_an_unknown_kind_is_refused_with_its_line():
-    with pytest.raises(BundleError, match=r"line 3: <!-- figure:a -->: the kinds of blocks are results, help"):
+    with pytest.raises(FileError, match=r"line 3: <!-- figure:a -->: the kinds of blocks are results, help"):
         blocks.fill("\n\n<!-- figure:a -->\n<!-- /figure -->", RENDERERS)
 
 

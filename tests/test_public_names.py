@@ -17,6 +17,7 @@ PUBLIC = {
     "ConfigError",
     "CupygemmError",
     "DeviceSpec",
+    "FileError",
     "KernelConfig",
     "KernelSpec",
     "LaunchError",

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from cupygemm import report
 from cupygemm.cli import main
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -117,7 +117,7 @@ def test_reports_and_searches_are_rendered():
 @pytest.mark.parametrize("content", ["{", "[]", '{"schema": "cupygemm.results/9"}'])
 def test_unknown_files_are_refused_by_name(tmp_path, content):
     (tmp_path / "odd.json").write_text(content)
-    with pytest.raises(BundleError, match=r"odd\.json"):
+    with pytest.raises(FileError, match=r"odd\.json"):
         report.read_results(tmp_path)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cupygemm.config import KernelConfig
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.problem import Problem
 from cupygemm.search.store import TrialStore
@@ -95,7 +95,7 @@ def test_two_processes_append_side_by_side(path):
 def test_a_file_that_is_no_store_is_refused(path):
     path.parent.mkdir()
     path.write_text("this is no database, and long enough for SQLite to see that" * 10)
-    with pytest.raises(BundleError, match=r"trial store .* cannot be opened: file is not a database .*--store FILE"):
+    with pytest.raises(FileError, match=r"trial store .* cannot be opened: file is not a database .*--store FILE"):
         TrialStore(path)
 
 
@@ -104,13 +104,13 @@ def test_a_store_of_a_later_version_is_refused(path):
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(BundleError, match="version 99"):
+    with pytest.raises(FileError, match="version 99"):
         TrialStore(path)
 
 
 def test_a_folder_that_cannot_be_made_is_said_of_the_store(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(BundleError, match=r"trial store .*: (Not a directory|File exists) .*CUPYGEMM_DATA_DIR"):
+    with pytest.raises(FileError, match=r"trial store .*: (Not a directory|File exists) .*CUPYGEMM_DATA_DIR"):
         TrialStore(tmp_path / "file" / "trials.sqlite")
 
 
@@ -122,5 +122,5 @@ def test_a_store_that_is_read_only_is_said(path, monkeypatch):
         return connect(f"file:{name}?mode=ro", uri=True, **options)
 
     monkeypatch.setattr(sqlite3, "connect", read_only)
-    with pytest.raises(BundleError, match=r"trial store .*: attempt to write a readonly database .*--store FILE"):
+    with pytest.raises(FileError, match=r"trial store .*: attempt to write a readonly database .*--store FILE"):
         TrialStore(path)

@@ -10,7 +10,7 @@ import pytest
 
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.problem import Problem
 from cupygemm.search.recorded import file_name, find_table, recorded_tables
@@ -96,7 +96,7 @@ def without(table: Table, config) -> dict:
 
 def test_a_missing_row_is_noticed(toy_table):
     config = sorted(toy_table.rows)[10]
-    with pytest.raises(BundleError, match="1 legal points have no row"):
+    with pytest.raises(FileError, match="1 legal points have no row"):
         replace(toy_table, rows=without(toy_table, config)).check_exhaustive()
 
 
@@ -104,26 +104,26 @@ def test_a_row_of_an_excluded_point_is_noticed(toy_table):
     legal = next(iter(toy_table.rows))
     illegal = legal.swapped(block_m=64, consumers=2)
     assert illegal not in toy_table.rows
-    with pytest.raises(BundleError, match="1 rows are of excluded points"):
+    with pytest.raises(FileError, match="1 rows are of excluded points"):
         replace(toy_table, rows={**toy_table.rows, illegal: toy_table.rows[legal]}).check_exhaustive()
 
 
 def test_wrong_counts_are_noticed(toy_table):
     first, *rest = toy_table.restrictions
     wrong = (replace(first, points=first.points + 1), *rest)
-    with pytest.raises(BundleError, match="do not make"):
+    with pytest.raises(FileError, match="do not make"):
         replace(toy_table, restrictions=wrong).check_exhaustive()
 
 
 def test_a_declared_restriction_is_part_of_the_proof(toy_table):
     undeclared = tuple(e for e in toy_table.restrictions if e.rule != "consumers by rows")
-    with pytest.raises(BundleError, match="have no row"):
+    with pytest.raises(FileError, match="have no row"):
         replace(toy_table, restrictions=undeclared).check_exhaustive()
 
 
 def test_an_unfinished_sweep_makes_no_table(toy, toy_table):
     few = {config: Measurement(Status.CRASHED) for config in list(toy_table.rows)[:5]}
-    with pytest.raises(BundleError, match="have no row"):
+    with pytest.raises(FileError, match="have no row"):
         Table.of(PROBLEM, H200, toy, few, {}, {})
 
 
@@ -154,7 +154,7 @@ def test_an_unfinished_sweep_makes_no_table(toy, toy_table):
 )
 def test_what_is_wrong_is_named(path, change, what):
     rewrite(path, change)
-    with pytest.raises(BundleError, match=what):
+    with pytest.raises(FileError, match=what):
         Table.read(path)
 
 
@@ -166,13 +166,13 @@ def test_what_is_wrong_is_named(path, change, what):
 def test_a_file_that_is_no_table_is_refused(tmp_path, data):
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(data)
-    with pytest.raises(BundleError, match=r"x\.jsonl\.gz"):
+    with pytest.raises(FileError, match=r"x\.jsonl\.gz"):
         Table.read(path)
 
 
 def test_a_file_that_unpacks_without_end_is_refused(path, monkeypatch):
     monkeypatch.setattr("cupygemm.search.table.MAX_BYTES", 1000)
-    with pytest.raises(BundleError, match="unpacks to more than"):
+    with pytest.raises(FileError, match="unpacks to more than"):
         Table.read(path)
 
 
@@ -191,7 +191,7 @@ def test_a_write_that_fails_leaves_the_old_file(path, toy_table, monkeypatch):
 
 def test_the_optimum_needs_a_time(toy_table):
     failed = {config: Row(Status.CRASHED) for config in toy_table.rows}
-    with pytest.raises(BundleError, match="no config has a time"):
+    with pytest.raises(FileError, match="no config has a time"):
         _ = replace(toy_table, rows=failed).optimum
 
 
@@ -205,15 +205,15 @@ def test_tables_are_found_by_problem(path, toy_table, make_table, toy):
 
 
 def test_a_problem_without_a_table_names_those_with_one(path):
-    with pytest.raises(BundleError, match=r"no recorded table of 512x512x8192.*recorded: 2048x2048x4096 float16 nn"):
+    with pytest.raises(FileError, match=r"no recorded table of 512x512x8192.*recorded: 2048x2048x4096 float16 nn"):
         find_table(SMALL, path.parent)
-    with pytest.raises(BundleError, match="no such folder of recorded tables"):
+    with pytest.raises(FileError, match="no such folder of recorded tables"):
         find_table(SMALL, path.parent / "nowhere")
 
 
 def test_two_tables_of_one_problem_are_refused(path, toy_table):
     toy_table.write(path.parent / "other.jsonl.gz")
-    with pytest.raises(BundleError, match="a second table"):
+    with pytest.raises(FileError, match="a second table"):
         recorded_tables(path.parent)
 
 

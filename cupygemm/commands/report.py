@@ -8,7 +8,7 @@ import click
 
 from cupygemm.commands import command_help
 from cupygemm.commands.options import FOLDER, PATH, TABLES_HELP
-from cupygemm.errors import BundleError
+from cupygemm.errors import FileError
 
 
 @click.command("report")
@@ -37,4 +37,4 @@ def report_command(
         if state == blocks.STALE:
             stale.append(str(path))
     if stale:
-        raise BundleError(f"{len(stale)} out of date: run `cupygemm report {' '.join(stale)}`")
+        raise FileError(f"{len(stale)} out of date: run `cupygemm report {' '.join(stale)}`")

@@ -11,7 +11,7 @@ import click
 from cupygemm import driver
 from cupygemm.bundle import SearchInfo
 from cupygemm.commands.tune_view import TuneView, counts, make_view
-from cupygemm.errors import BundleError, ConfigError
+from cupygemm.errors import ConfigError, FileError
 from cupygemm.measurement import Record
 from cupygemm.names import SEEDED
 from cupygemm.problem import Problem
@@ -82,8 +82,8 @@ def _open_target(request: TuneRequest) -> Target:
         return gpu_target(request.problem, found[0], request.command, request.counters)
     try:
         return replay_target(request.problem, request.tables)
-    except BundleError as error:
-        raise BundleError(f"no Hopper GPU found, and nothing to replay: {error}") from error
+    except FileError as error:
+        raise FileError(f"no Hopper GPU found, and nothing to replay: {error}") from error
 
 
 def _tune(request: TuneRequest, target: Target) -> None:
@@ -138,7 +138,7 @@ def _open_store(request: TuneRequest, target: Target) -> TrialStore | None:
         return None  # answers from a table, which is stored already
     try:
         return TrialStore(default_store())
-    except BundleError as error:
+    except FileError as error:
         _warn(f"{one_line(error)}; going on without")
         return None
 
@@ -155,7 +155,7 @@ class _TrialLog:
         record = Record(self._problem, trial.config, trial.measurement, self._target.provenance)
         try:
             self._store.append(record, self._target.runner.device)
-        except BundleError as error:
+        except FileError as error:
             _warn(f"{one_line(error)}; going on without")
             self._store = None
 

@@ -22,9 +22,8 @@ from cupygemm.search.ppo import entropy
 class CloningOptions:
     """How a policy is warm-started: gently.
 
-    A policy that imitates the elites of 32 to 64 evaluations well (60 steps at 1e-2) does not leave their basin any
-    more: on the eight H200 tables it ended at 0.970 of the optimum after 150 evaluations, and one that was only nudged
-    at 0.983 to 0.986 (8 seeds, 2026-11).
+    What 32 evaluations know is as often a wrong basin as not, and a policy that imitates them well does not leave it
+    (docs/status.md, "Tried and failed").
 
     Attributes:
         rows: configs to imitate at most; arrays are padded to it, so that it is compiled once.

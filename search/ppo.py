@@ -23,7 +23,8 @@ from cupygemm.search.policy import Networks, PolicyModel
 class PpoOptions:
     """How the policy is updated.
 
-    The defaults are the best of some twenty tried on the eight recorded H200 tables, 8 seeds each, 2026-11.
+    The defaults are from some twenty combinations tried on the recorded H200 tables, 2026-11: the same tables that
+    docs/tuning.md compares strategies on, so the comparison is not of unseen problems.
 
     Attributes:
         batch: configs drawn between two updates.

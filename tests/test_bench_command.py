@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from cupygemm import cli, measure, provenance, telemetry
+from cupygemm import cli, gpu_lock, measure, provenance, telemetry
 from cupygemm.commands import bench_run, bench_view
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
@@ -42,8 +42,9 @@ class FakeLt:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """A GPU on which an own kernel takes 8 µs, cuBLAS 10 and cublasLt 9."""
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
+    """A GPU on which an own kernel takes 8 µs, cuBLAS 10 and cublasLt 9; its lock is no other test's."""
+    monkeypatch.setattr(gpu_lock.settings, "cache_dir", lambda: tmp_path / "locks")
     gpu = fresh_gpu(monkeypatch)
     measure._stream.cache_clear()
     monkeypatch.setattr(measure, "Cublas", lambda: FakeCublas(gpu))

@@ -14,12 +14,18 @@ import pytest
 
 from cupygemm import driver, provenance
 from cupygemm.results import write_report
-from tests.gpu.protocol import Checks, Kernels
+from tests.gpu.protocol import Checks, Kernels, all_pairs
 
 
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
     return Kernels()
+
+
+@pytest.fixture(scope="session")
+def compiled_ahead(kernels: Kernels) -> None:
+    """All kernels of the protocol, on all cores: one after the other they would take minutes."""
+    kernels.ahead(all_pairs())
 
 
 CHECKS = Checks()

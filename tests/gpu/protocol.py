@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from typing import Any
 
 from cupygemm import driver, verify
 from cupygemm.compiler import compile_kernel
-from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.device import H200
 from cupygemm.operands import Operands
 from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
@@ -42,6 +44,16 @@ CONFIGS = {
 }
 """One config for each thing that a kernel can do differently."""
 
+LAYOUTS = ("nn", "nt", "tn", "tt")
+DTYPES = (
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float16", "bfloat16"),
+)
+"""Of the operands, and of the result."""
+
 
 def padded(rows: int, columns: int, dtype: str, transposed: bool, fill: Callable[[tuple[int, int]], Any]) -> Any:
     """A [rows, columns] array whose rows (or columns, when transposed) are padded with NaN to 16 bytes."""
@@ -70,6 +82,17 @@ def operands(problem: Problem, kind: str, seed: int) -> Operands:
 def fitting(config: KernelConfig, problem: Problem) -> KernelConfig:
     """The config, storing from registers where TMA cannot store the problem's rows."""
     return config if KernelSpec.of(problem).out_aligned else config.swapped(store_stages=0)
+
+
+def all_pairs() -> set[tuple[KernelSpec, KernelConfig]]:
+    """Every legal kernel of `CONFIGS`, `DTYPES` and `LAYOUTS`, for results that TMA can store and for others."""
+    pairs = set()
+    for config, n, (dtype, out), layout in itertools.product(CONFIGS.values(), (64, 65), DTYPES, LAYOUTS):
+        problem = Problem(64, n, 64, a_dtype=dtype, b_dtype=dtype, out_dtype=out, layout=layout)
+        spec, adapted = KernelSpec.of(problem), fitting(config, problem)
+        if illegal_reason(adapted, spec, H200) is None:
+            pairs.add((spec, adapted))
+    return pairs
 
 
 def compile_pair(pair: tuple[KernelSpec, KernelConfig]) -> None:

@@ -8,40 +8,19 @@ from typing import Any
 import pytest
 
 from cupygemm import driver, verify
-from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import KernelSpec, illegal_reason
 from cupygemm.device import H200
 from cupygemm.errors import ProblemError
 from cupygemm.problem import Problem
-from tests.gpu.protocol import CONFIGS, LARGE, SMALL, Checks, Kernels, fitting, operands
+from tests.gpu.protocol import CONFIGS, DTYPES, LARGE, LAYOUTS, SMALL, Checks, Kernels, fitting, operands
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("compiled_ahead")]
 
 EDGES = (1, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257)
-LAYOUTS = ("nn", "nt", "tn", "tt")
-DTYPES = (
-    ("float16", "float16"),
-    ("float16", "float32"),
-    ("bfloat16", "bfloat16"),
-    ("bfloat16", "float32"),
-    ("float16", "bfloat16"),
-)
 
 
 def make(m: int, n: int, k: int, dtype: str = "float16", out_dtype: str = "float16", layout: str = "nn") -> Problem:
     return Problem(m, n, k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_ahead(kernels: Kernels) -> None:
-    """All kernels of this module, on all cores: one after the other they would take minutes."""
-    pairs: set[tuple[KernelSpec, KernelConfig]] = set()
-    for config, n in itertools.product(CONFIGS.values(), (64, 65)):
-        for (dtype, out), layout in itertools.product(DTYPES, LAYOUTS):
-            problem = make(64, n, 64, dtype, out, layout)
-            spec, adapted = KernelSpec.of(problem), fitting(config, problem)
-            if illegal_reason(adapted, spec, H200) is None:
-                pairs.add((spec, adapted))
-    kernels.ahead(pairs)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

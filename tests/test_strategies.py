@@ -19,7 +19,7 @@ from cupygemm.problem import Problem
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.strategies import StrategyContext, make_strategy
-from cupygemm.search.strategies.cma import BARREN_GENERATIONS, CmaEs, _losses
+from cupygemm.search.strategies.cma import BARREN_GENERATIONS, MOST_STARTS, STARTED_DESIGN, CmaEs, _losses
 from cupygemm.search.tune import BARREN_ASKS, Budget, tune
 
 PROBLEM = Problem(2048, 2048, 4096)
@@ -170,12 +170,15 @@ def test_cma_starts_at_the_best_of_its_design(toy_table):
     assert list(strategy._optimizer._mean) == [indices[i] for i in strategy._ordered]
 
 
-def test_half_the_design_may_be_given(toy_table):
+def test_the_design_begins_with_what_is_given(toy_table):
     legal = sorted(toy_table.rows)[:8]
     foreign = legal[0].swapped(block_n=8)
     configs = CmaEs(StrategyContext(toy_table.space, 0, [foreign, *legal])).ask()
-    assert configs[: len(configs) // 2] == legal[: len(configs) // 2]
+    assert configs[:8] == legal
+    assert len(configs) == 8 + STARTED_DESIGN
     assert foreign not in configs
+    many = list(toy_table.rows)[: MOST_STARTS + 3]
+    assert CmaEs(StrategyContext(toy_table.space, 0, many)).ask()[:-STARTED_DESIGN] == many[:MOST_STARTS]
 
 
 def test_cma_starts_again_when_it_finds_nothing_new(toy_table):

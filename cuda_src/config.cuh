@@ -1,4 +1,5 @@
-// KernelSpec and KernelConfig: the same structs, fields and order as cupygemm/config.py, used as template values.
+// KernelSpec and KernelConfig: the same structs, fields and order as cupygemm/config.py, used as template values. Of a
+// config only what is compiled is here: the rest (order of tiles, L2 hints) reaches the kernel in Arguments.
 // What is said of legality there and does not depend on the device is repeated here as static_asserts.
 #pragma once
 #include "ptx/types.cuh"
@@ -49,8 +50,6 @@ struct KernelConfig {
     bool split_n;
     int cluster_m;
     int cluster_n;
-    bool raster_along_n;
-    int group;
     int producer_registers;
     int wait_depth;
     int store_stages;
@@ -114,7 +113,6 @@ struct Legal {
     static_assert(C.accumulators() <= C.consumer_registers() - 16, "accumulators: registers of a consumer");
     static_assert(C.stages >= 2 && C.stages <= MAX_STAGES, "stages");
     static_assert(C.wait_depth == 0 || C.wait_depth == 1, "wait_depth: 0 or 1");
-    static_assert(C.group >= 1 && C.group <= 64, "group: 1 to 64");
     static_assert(C.store_stages >= 0 && C.store_stages <= 4, "store_stages: 0 to 4");
     static_assert(C.store_stages == 0 || S.out_aligned, "store_stages: TMA stores whole 16-byte rows");
 };

@@ -20,6 +20,9 @@ struct TmaStore {
     static constexpr int COLUMNS = store_columns<SPEC, CONFIG>();
     static constexpr int ROW_BYTES = COLUMNS * dtype_bytes(SPEC.out_dtype);
     static constexpr int BUFFER_BYTES = MMA_M * ROW_BYTES;
+    // With three buffers or more, one barrier a sub-tile says both that it is staged and that the next buffer is free;
+    // with two, TMA would have to read each sub-tile while the next is staged.
+    static constexpr bool ONE_BARRIER = CONFIG.store_stages > 2;
 
     // TMA's swizzle of ROW_BYTES: the 16-byte chunk index is xored with address bits 7 and up.
     __device__ __forceinline__ static uint32_t swizzled(uint32_t row, uint32_t chunk) {
@@ -60,21 +63,28 @@ struct TmaStore {
     // Stores 64 rows x N columns at (m, n). Only thread 0 issues, commits and waits for bulk groups.
     template <int N>
     __device__ __forceinline__ static void store(const float (&accumulators)[N / 2], const CUtensorMap* map,
-                                                 uint8_t* buffers, uint32_t& turn, int m, int n, int consumer) {
+                                                 uint64_t policy, uint8_t* buffers, uint32_t& turn, int m, int n,
+                                                 int consumer) {
         const int thread = threadIdx.x % WARPGROUP;
 #pragma unroll
         for (int first = 0; first < N; first += COLUMNS) {
             uint8_t* buffer = buffers + turn * BUFFER_BYTES;
             turn = turn + 1 == CONFIG.store_stages ? 0 : turn + 1;
             // Thread 0 waits until TMA has read what this buffer held; the barrier tells the other threads.
-            if (thread == 0) bulk_wait_group_read<CONFIG.store_stages - 1>();
-            barrier_sync(1 + consumer, WARPGROUP);
+            if constexpr (!ONE_BARRIER) {
+                if (thread == 0) bulk_wait_group_read<CONFIG.store_stages - 1>();
+                barrier_sync(1 + consumer, WARPGROUP);
+            }
             stage(shared_address(buffer), accumulators + first / 2, thread);
-            // Every writer orders its writes before TMA's reads, then thread 0 learns that all have.
+            // Every writer orders its writes before TMA's reads, then thread 0 learns that all have, and (one barrier)
+            // the others learn that the next buffer is free.
             fence_proxy_async();
+            if constexpr (ONE_BARRIER) {
+                if (thread == 0) bulk_wait_group_read<CONFIG.store_stages - 2>();
+            }
             barrier_sync(1 + consumer, WARPGROUP);
             if (thread == 0) {
-                tma_store_2d(map, buffer, n + first, m);
+                tma_store_2d(map, buffer, n + first, m, policy);
                 bulk_commit_group();
             }
         }

@@ -6,22 +6,13 @@
 // tile, and the producer runs ahead into the next tile while the consumers store the last one. The consumers divide each
 // tile among them, or (ping-pong) take whole tiles by turns, so that one stores while another multiplies.
 #pragma once
+#include "arguments.cuh"
 #include "config.cuh"
 #include "epilogue.cuh"
 #include "operand.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
-#include "raster.cuh"
 #include "wgmma_mma_async.cuh"
-
-// What a launch says: sizes in elements; `out` and its row stride are used where TMA cannot store.
-struct Arguments {
-    uint8_t* out;
-    int64_t out_row_stride;
-    int m;
-    int n;
-    int k;
-};
 
 template <KernelSpec SPEC, KernelConfig CONFIG>
 struct Gemm : Legal<SPEC, CONFIG> {
@@ -34,6 +25,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
     // Consumers that read each stage of this CTA, and consumers that take a tile before one gets its next.
     static constexpr int READERS = CONFIG.ping_pong ? 1 : CONFIG.consumers;
     static constexpr int TURNS = CONFIG.ping_pong ? CONFIG.consumers : 1;
+    static constexpr int PRODUCER_WARP = 0;
     static constexpr int STORE_BYTES = CONFIG.consumers * CONFIG.store_stages * Store::BUFFER_BYTES;
 
     struct alignas(SWIZZLE_ATOM_BYTES) SharedStorage {
@@ -64,20 +56,18 @@ struct Gemm : Legal<SPEC, CONFIG> {
 
     // Which tiles this CTA computes: its cluster's share of the grid, and its own place in the cluster.
     struct Schedule {
-        int tiles_m, tiles_n, rank_m, rank_n, first, step;
+        const Raster& raster;
+        int rank_m, rank_n, first, step;
 
-        __device__ __forceinline__ Schedule(const Arguments& args) {
+        __device__ __forceinline__ Schedule(const Arguments& args) : raster(args.raster) {
             const int rank = CONFIG.cluster_size() == 1 ? 0 : static_cast<int>(cluster_cta_rank());
             rank_m = rank % CONFIG.cluster_m;
             rank_n = rank / CONFIG.cluster_m;
-            tiles_m = ceil_div(args.m, CONFIG.block_m * CONFIG.cluster_m);
-            tiles_n = ceil_div(args.n, CONFIG.block_n * CONFIG.cluster_n);
             first = blockIdx.x / CONFIG.cluster_size();
             step = gridDim.x / CONFIG.cluster_size();
         }
-        __device__ __forceinline__ int count() const { return tiles_m * tiles_n; }
         __device__ __forceinline__ TileIndex element(int t) const {
-            const TileIndex tile = tile_at<CONFIG>(t, tiles_m, tiles_n);
+            const TileIndex tile = raster.tile_at(t);
             return {(tile.m * CONFIG.cluster_m + rank_m) * CONFIG.block_m,
                     (tile.n * CONFIG.cluster_n + rank_n) * CONFIG.block_n};
         }
@@ -87,11 +77,16 @@ struct Gemm : Legal<SPEC, CONFIG> {
         // A slot is free again when the consumers of all CTAs that receive a slice of A or B from this one say so:
         // the CTAs of its cluster row and of its cluster column, itself counted once.
         constexpr int SHARERS = CONFIG.cluster_m + CONFIG.cluster_n - 1;
+#pragma unroll
         for (int slot = 0; slot < CONFIG.stages; ++slot) {
             mbarrier_init(&shared.full[slot], 1);
             mbarrier_init(&shared.empty[slot], READERS * SHARERS);
         }
-        for (int consumer = 0; consumer < CONFIG.consumers; ++consumer) mbarrier_init(&shared.turn[consumer], 1);
+        if constexpr (CONFIG.ping_pong) {
+            for (int consumer = 0; consumer < CONFIG.consumers; ++consumer) {
+                mbarrier_init(&shared.turn[consumer], WARPGROUP / WARP);
+            }
+        }
         fence_mbarrier_init();
         fence_proxy_async();  // TMA, in the async proxy, is what signals `full`
     }
@@ -99,14 +94,13 @@ struct Gemm : Legal<SPEC, CONFIG> {
     // One thread: waits for a free slot, announces the bytes, starts the copies.
     __device__ __forceinline__ static void produce(SharedStorage& shared, const CUtensorMap* map_a,
                                                    const CUtensorMap* map_b, const Arguments& args,
-                                                   const Schedule& schedule) {
+                                                   const Schedule& schedule, TileIndex tile) {
         // Rank is rank_m + cluster_m · rank_n: a cluster row (same rank_m) shares A, a column (same rank_n) shares B.
         uint16_t row_mask = 0;
         for (int peer = 0; peer < CONFIG.cluster_n; ++peer) row_mask |= 1u << (schedule.rank_m + CONFIG.cluster_m * peer);
         const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (CONFIG.cluster_m * schedule.rank_n);
         RingPosition ring;
-        for (int t = schedule.first; t < schedule.count(); t += schedule.step) {
-            const TileIndex tile = schedule.element(t);
+        for (int t = schedule.first; t < schedule.raster.tiles;) {
 #pragma unroll 1  // unrolled, it spills where the producer has 24 registers
             for (int k = 0; k < args.k; k += CONFIG.block_k) {
                 // Wait for the consumers (of all sharers) to let go of the slot; passes at once the first time round.
@@ -115,10 +109,14 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 // Whole boxes are counted, also where they hang over the edge: TMA fills those with zeros. The peers'
                 // slices count too; they may arrive before this announcement, which leaves the phase open.
                 mbarrier_arrive_expect_tx(full, TileA::BYTES + TileB::BYTES);
-                TileA::load(shared.a[ring.slot], map_a, full, tile.m, k, schedule.rank_n, row_mask);
-                TileB::load(shared.b[ring.slot], map_b, full, tile.n, k, schedule.rank_m, column_mask);
+                TileA::load(shared.a[ring.slot], map_a, full, tile.m, k, schedule.rank_n, row_mask,
+                            args.policy_a);
+                TileB::load(shared.b[ring.slot], map_b, full, tile.n, k, schedule.rank_m, column_mask,
+                            args.policy_b);
                 ring.advance();
             }
+            t += schedule.step;
+            tile = schedule.element(t);
         }
         // No CTA may leave while a peer can still signal its barriers: wait until every slot has been let go by all. What
         // peers multicast into this CTA has arrived by then, since its own consumers waited for it.
@@ -171,14 +169,15 @@ struct Gemm : Legal<SPEC, CONFIG> {
         uint32_t store_turn = 0;
         const uint64_t first_a = TileA::descriptor(shared.a[0], row);
         const uint64_t first_b = TileB::descriptor(shared.b[0], column);
-        float d[M_STEPS][N / 2];
+        // Zeros, though every tile's first stage overwrites: without them NVRTC before 12.9 serialises the WGMMAs.
+        float d[M_STEPS][N / 2] = {};
         RingPosition ring;
         // With ping-pong the stages of the other consumers' tiles lie between this one's.
         const int turn = CONFIG.ping_pong ? consumer : 0;
         const int tile_stages = ceil_div(args.k, CONFIG.block_k);
         if constexpr (CONFIG.ping_pong) ring.skip(turn * tile_stages);
         uint32_t turn_parity = turn == 0;  // nobody goes before the first consumer's first tile
-        for (int t = schedule.first + turn * schedule.step; t < schedule.count(); t += TURNS * schedule.step) {
+        for (int t = schedule.first + turn * schedule.step; t < schedule.raster.tiles; t += TURNS * schedule.step) {
             // Computed here, where its divisions overlap the first loads, and not between the last WGMMA and the store.
             TileIndex tile = schedule.element(t);
             pin_register(tile.m);
@@ -203,9 +202,10 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 ring.advance();
             }
             if constexpr (CONFIG.ping_pong) {
-                // The next consumer's turn: its WGMMAs queue behind these, and this one goes on to store.
+                // The next consumer's turn: its WGMMAs queue behind these, and this one goes on to store. Each warp
+                // says so for itself: one that still waited for this turn when the next but one began would miss it.
                 const int next = consumer + 1 == CONFIG.consumers ? 0 : consumer + 1;
-                if (threadIdx.x % WARPGROUP == 0) mbarrier_arrive(&shared.turn[next]);
+                if (threadIdx.x % WARP == 0) mbarrier_arrive(&shared.turn[next]);
                 turn_parity ^= 1;
             }
             if constexpr (CONFIG.wait_depth > 0) {
@@ -218,7 +218,8 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 for (int i = 0; i < N / 2; ++i) pin_register(d[step][i]);
                 const int m = tile.m + row + step * MMA_M;
                 if constexpr (CONFIG.store_stages > 0) {
-                    Store::template store<N>(d[step], map_c, buffers, store_turn, m, tile.n + column, consumer);
+                    Store::template store<N>(d[step], map_c, args.policy_out, buffers, store_turn, m, tile.n + column,
+                                             consumer);
                 } else {
                     DirectStore<SPEC.out_dtype>::template store<N>(d[step], args.out, args.out_row_stride, m,
                                                                    tile.n + column, args.m, args.n);
@@ -241,14 +242,21 @@ struct Gemm : Legal<SPEC, CONFIG> {
         SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared + padding);
         const Schedule schedule(args);
         // Shuffled, so that the compiler knows it is the same in all lanes and keeps what follows in uniform registers.
-        const int warpgroup = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0);
+        const int warp = __shfl_sync(~0u, threadIdx.x / WARP, 0);
 
-        if (threadIdx.x == 0) {
-            prefetch_tensormap(map_a);
-            prefetch_tensormap(map_b);
-            if constexpr (CONFIG.store_stages > 0) prefetch_tensormap(map_c);
-            init_barriers(shared);
+        // Two warps, so that neither waits for the other; all the first load needs is ready by the barrier below.
+        TileIndex first{};
+        if (warp == PRODUCER_WARP) {
+            if (elect_one()) {
+                prefetch_tensormap(map_a);
+                prefetch_tensormap(map_b);
+                if constexpr (CONFIG.store_stages > 0) prefetch_tensormap(map_c);
+            }
+            first = schedule.element(schedule.first);
+            pin_register(first.m);
+            pin_register(first.n);
         }
+        if (warp == PRODUCER_WARP + 1 && elect_one()) init_barriers(shared);
         __syncwarp();
         // No CTA may signal or multicast into another before the barriers there exist.
         if constexpr (CONFIG.cluster_size() > 1) {
@@ -258,13 +266,15 @@ struct Gemm : Legal<SPEC, CONFIG> {
             __syncthreads();
         }
 
-        if (warpgroup == 0) {
+        // The compiler lays out the second branch first: the producer's instructions then follow those above, which have
+        // been fetched, and the first load does not wait for more.
+        if (warp >= WARPGROUP / WARP) {
+            setmaxnreg_inc<CONFIG.consumer_registers()>();
+            consume(shared, map_c, args, schedule, warp / (WARPGROUP / WARP) - 1);
+        } else {
             // Every warp of the producer gives up registers, also the three that only wait.
             setmaxnreg_dec<CONFIG.producer_registers>();
-            if (threadIdx.x == 0) produce(shared, map_a, map_b, args, schedule);
-        } else {
-            setmaxnreg_inc<CONFIG.consumer_registers()>();
-            consume(shared, map_c, args, schedule, warpgroup - 1);
+            if (warp == PRODUCER_WARP && elect_one()) produce(shared, map_a, map_b, args, schedule, first);
         }
     }
 };

@@ -23,7 +23,7 @@ struct OperandTile {
 
     // Starts the copies of slice `peer` of the tile at element (mn, k) into every CTA of `mask`.
     __device__ __forceinline__ static void load(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, int mn, int k,
-                                                int peer, uint16_t mask) {
+                                                int peer, uint16_t mask, uint64_t policy) {
 #pragma unroll
         for (int box = 0; box < BOXES; ++box) {
             const int slab = BY_SLAB ? peer * BOXES + box : box;
@@ -32,9 +32,9 @@ struct OperandTile {
             const int y = (MAJOR == Major::k ? mn : k) + row;
             uint8_t* target = tile + slab * SLAB_BYTES + row * SWIZZLE_BYTES;
             if constexpr (PEERS == 1) {
-                tma_load_2d(map, barrier, target, x, y);
+                tma_load_2d(map, barrier, target, x, y, policy);
             } else {
-                tma_load_2d_multicast(map, barrier, target, x, y, mask);
+                tma_load_2d_multicast(map, barrier, target, x, y, mask, policy);
             }
         }
     }

@@ -1,25 +1,41 @@
 // The order in which a persistent grid visits the output tiles.
 #pragma once
-#include "config.cuh"
+#include "ptx/types.cuh"
 
 struct TileIndex {
     int m;
     int n;
 };
 
-// Tile `t` of a grid of tiles_m x tiles_n (of clusters): bands of `group` tiles across the raster direction, swept
-// along it, so that the tiles in flight together share rows of A and columns of B in L2.
-template <KernelConfig CONFIG>
-__device__ __forceinline__ TileIndex tile_at(int t, int tiles_m, int tiles_n) {
-    const int across_count = CONFIG.raster_along_n ? tiles_m : tiles_n;
-    const int along_count = CONFIG.raster_along_n ? tiles_n : tiles_m;
-    // No band is higher than the grid, so that a band's tiles are never more than all tiles, which fit 32 bits.
-    const int group = min(CONFIG.group, across_count);
-    const int band_tiles = group * along_count;
-    const int first = t / band_tiles * group;
-    const int height = min(group, across_count - first);
-    const int in_band = t % band_tiles;
-    const int across = first + in_band % height;
-    const int along = in_band / height;
-    return CONFIG.raster_along_n ? TileIndex{across, along} : TileIndex{along, across};
-}
+// Division by what only the host knows, without a division: n · multiplier >> shift for 0 <= n < 2^31
+// (cupygemm/raster.py computes both). The first load of a kernel waits for two of them.
+struct Divisor {
+    uint32_t divisor;
+    uint32_t multiplier;
+    uint32_t shift;
+
+    __device__ __forceinline__ int quotient(int n) const {
+        return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(n)) * multiplier >> shift);
+    }
+};
+
+// All tiles (of clusters) in bands of as many tiles as `group` across the raster direction, the last band the rest.
+struct Raster {
+    int tiles;
+    int full_bands;
+    int along_n;
+    Divisor band_tiles;
+    Divisor height;
+    Divisor last_height;
+
+    // Tile `t`: bands are swept along the raster direction, so that the tiles in flight together share rows of A and
+    // columns of B in L2.
+    __device__ __forceinline__ TileIndex tile_at(int t) const {
+        const int band = band_tiles.quotient(t);
+        const int in_band = t - band * static_cast<int>(band_tiles.divisor);
+        const Divisor& rows = band < full_bands ? height : last_height;
+        const int along = rows.quotient(in_band);
+        const int across = band * static_cast<int>(height.divisor) + in_band - along * static_cast<int>(rows.divisor);
+        return along_n ? TileIndex{across, along} : TileIndex{along, across};
+    }
+};

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, NamedTuple, Self
 
 from cupygemm.device import DeviceSpec
@@ -28,6 +28,10 @@ TMA_ALIGNMENT = 16
 MAX_STAGES = 16
 MAX_CLUSTER = 8
 """Largest portable cluster, in CTAs."""
+L2_PROMOTIONS = (0, 64, 128, 256)
+"""Bytes of CUtensorMapL2promotion, in the order of its values."""
+AT_LAUNCH = {"compiled": False}
+"""Metadata of the fields of a config that the kernel learns at launch."""
 MIN_PRODUCER_REGISTERS = 24
 MAX_REGISTERS = 255
 """Most registers a thread can name; setmaxnreg itself takes multiples of 8 from 24 to 256."""
@@ -93,6 +97,13 @@ class KernelConfig:
         store_stages: shared-memory buffers through which a consumer stores with TMA; 0 stores from registers.
         ping_pong: the consumers take whole tiles by turns, so that one stores while another multiplies; without it
             they divide each tile.
+        l2_promotion: bytes that a miss of an operand's load fetches into the L2 at least: 0 for no more than was asked,
+            64, 128 or 256.
+        keep_a, keep_b, keep_out: how long the L2 keeps lines of A, B and the result: -1 they are evicted first, 0 as
+            usual, 1 they are evicted last.
+
+    The fields marked `AT_LAUNCH` are told to the kernel, not compiled into it: configs that differ only there share a
+    cubin.
     """
 
     block_m: int
@@ -103,19 +114,23 @@ class KernelConfig:
     split_n: bool
     cluster_m: int
     cluster_n: int
-    raster_along_n: bool
-    group: int
+    raster_along_n: bool = field(metadata=AT_LAUNCH)
+    group: int = field(metadata=AT_LAUNCH)
     producer_registers: int
     wait_depth: int
     store_stages: int
     ping_pong: bool = False
+    l2_promotion: int = field(default=256, metadata=AT_LAUNCH)
+    keep_a: int = field(default=0, metadata=AT_LAUNCH)
+    keep_b: int = field(default=0, metadata=AT_LAUNCH)
+    keep_out: int = field(default=0, metadata=AT_LAUNCH)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            wanted = bool if field.type == "bool" else int
+        for each in fields(self):
+            value = getattr(self, each.name)
+            wanted = bool if each.type == "bool" else int
             if type(value) is not wanted:
-                raise ConfigError(f"{field.name} is {value!r}: it must be of type {wanted.__name__}")
+                raise ConfigError(f"{each.name} is {value!r}: it must be of type {wanted.__name__}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -124,8 +139,8 @@ class KernelConfig:
         Raises:
             ConfigError: a field is missing, unknown or of the wrong type; the message names it.
         """
-        names = [field.name for field in fields(cls)]
-        missing = [field.name for field in fields(cls) if field.default is MISSING and field.name not in values]
+        names = [each.name for each in fields(cls)]
+        missing = [each.name for each in fields(cls) if each.default is MISSING and each.name not in values]
         unknown = [name for name in values if name not in names]
         if missing or unknown:
             raise ConfigError(f"config: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}; legal: {names}")
@@ -134,6 +149,10 @@ class KernelConfig:
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, in declaration order: plain ints and bools."""
         return asdict(self)
+
+    def compiled(self) -> dict[str, Any]:
+        """The fields that the kernel is compiled for, by name: KernelConfig of cuda_src/config.cuh."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("compiled", True)}
 
     @property
     def cluster_size(self) -> int:
@@ -330,8 +349,10 @@ def _pipeline_violations(config: KernelConfig, spec: KernelSpec, device: DeviceS
         yield Violation("stages", f"{c.stages} stages: from 2 to {MAX_STAGES}")
     if c.wait_depth not in (0, 1):
         yield Violation("wait_depth", f"wait_depth {c.wait_depth}: 0, or 1 to leave one WGMMA group in flight")
-    if not 1 <= c.group <= 64:
-        yield Violation("group", f"group {c.group}: from 1 to 64 tiles")
+
+
+def _store_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
+    c = config
     if not 0 <= c.store_stages <= 4:
         yield Violation("store_stages", f"store_stages {c.store_stages}: from 0 (store from registers) to 4")
     elif c.store_stages and not spec.out_aligned:
@@ -339,6 +360,19 @@ def _pipeline_violations(config: KernelConfig, spec: KernelSpec, device: DeviceS
             "store_stages",
             "the result's rows are no multiple of 16 bytes: TMA cannot store them, only store_stages 0 can",
         )
+
+
+def _launch_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
+    c = config
+    if not 1 <= c.group <= 64:
+        yield Violation("group", f"group {c.group}: from 1 to 64 tiles")
+    if c.l2_promotion not in L2_PROMOTIONS:
+        yield Violation("l2_promotion", f"l2_promotion {c.l2_promotion}: one of {L2_PROMOTIONS} bytes")
+    for name in ("keep_a", "keep_b", "keep_out"):
+        if getattr(c, name) not in (-1, 0, 1):
+            yield Violation(name, f"{name} {getattr(c, name)}: -1 (evict first), 0 or 1 (evict last)")
+    if c.keep_out and not c.store_stages:
+        yield Violation("keep_out", "keep_out with store_stages 0: stores from registers carry no L2 hint")
 
 
 def _shared_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
@@ -357,6 +391,8 @@ RULES: tuple[Rule, ...] = (
     _cluster_violations,
     _register_violations,
     _pipeline_violations,
+    _store_violations,
+    _launch_violations,
     _shared_violations,
 )
 """What makes a config illegal, cheapest first; each can be asked alone."""

@@ -103,8 +103,8 @@ def spec_literal(spec: KernelSpec) -> str:
 
 
 def config_literal(config: KernelConfig) -> str:
-    """The config as a C++20 designated initialiser."""
-    return _struct("KernelConfig", {name: _literal(value) for name, value in config.to_dict().items()})
+    """What is compiled of the config, as a C++20 designated initialiser."""
+    return _struct("KernelConfig", {name: _literal(value) for name, value in config.compiled().items()})
 
 
 def name_expression(spec: KernelSpec, config: KernelConfig) -> str:

@@ -11,14 +11,18 @@ from cupygemm.config import TMA_ALIGNMENT, KernelConfig, shared_bytes
 from cupygemm.errors import ConfigError, LaunchError, ProblemError
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
+from cupygemm.raster import Raster
 from cupygemm.tensor_map import Matrix, TensorMap
 
 MAX_EXTENT = 2**31 - 2048
 """Coordinates are 32-bit and signed, and must not overflow past the last tile: 8 CTAs of 256 at most."""
 
+_L2_POLICIES = {-1: 0x12F0000000000000, 0: 0x1000000000000000, 1: 0x14F0000000000000}
+"""What createpolicy makes of evict_first, evict_normal and evict_last for all lines, by `keep_a` and its like."""
+
 
 class _Arguments(ctypes.Structure):
-    """`Arguments` of cuda_src/gemm.cuh."""
+    """`Arguments` of cuda_src/arguments.cuh."""
 
     _fields_ = (
         ("out", ctypes.c_void_p),
@@ -26,6 +30,10 @@ class _Arguments(ctypes.Structure):
         ("m", ctypes.c_int),
         ("n", ctypes.c_int),
         ("k", ctypes.c_int),
+        ("raster", Raster),
+        ("policy_a", ctypes.c_uint64),
+        ("policy_b", ctypes.c_uint64),
+        ("policy_out", ctypes.c_uint64),
     )
 
 
@@ -114,6 +122,13 @@ class Plan:
         self._a_box = tensor_map.a_box(config, spec)
         self._b_box = tensor_map.b_box(config, spec)
         self._out_box = tensor_map.out_box(config, spec)
+        self._constants = (
+            problem.m,
+            problem.n,
+            problem.k,
+            Raster.of(config, tiles_m, tiles_n),
+            *(_L2_POLICIES[keep] for keep in (config.keep_a, config.keep_b, config.keep_out)),
+        )
         self._no_map = TensorMap()
 
     def __call__(self, a: Any, b: Any, out: Any) -> None:
@@ -140,7 +155,7 @@ class Plan:
         else:
             _check_rows("out", out, shape, spec.out_dtype)
         row_stride = out.strides[0] // out.dtype.itemsize
-        arguments = _Arguments(out.data.ptr, row_stride, problem.m, problem.n, problem.k)
+        arguments = _Arguments(out.data.ptr, row_stride, *self._constants)
         self._enqueue((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
 
     def launch(self, operands: Operands) -> None:

@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from cupygemm.config import (
+    L2_PROMOTIONS,
     MMA_M,
     SWIZZLE_BYTES,
     TMA_ALIGNMENT,
@@ -18,9 +19,8 @@ from cupygemm.config import (
 from cupygemm.dtypes import DTYPES
 from cupygemm.errors import LaunchError
 
-# CUtensorMapSwizzle and CUtensorMapL2promotion of cuda.h (CUDA 12 and 13).
+# CUtensorMapSwizzle of cuda.h (CUDA 12 and 13).
 _SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
-_L2_PROMOTION_256B = 3
 _MAP_BYTES = 128
 _MAP_ALIGNMENT = 128  # the header of CUDA 13; CUDA 12 asks for 64
 
@@ -45,28 +45,33 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Box:
-    """What one TMA instruction copies, in elements; its rows are swizzled over their own width in bytes."""
+    """What one TMA instruction copies, in elements; its rows are swizzled over their own width in bytes.
+
+    Attributes:
+        l2_promotion: bytes that a miss fetches into the L2 at least.
+    """
 
     rows: int
     columns: int
+    l2_promotion: int = 0
 
 
-def operand_box(tile_rows: int, block_k: int, major: str, dtype: str, peers: int) -> Box:
+def operand_box(config: KernelConfig, tile_rows: int, major: str, dtype: str, peers: int) -> Box:
     """The box with which each of `peers` CTAs loads its slice of a tile: OperandTile in cuda_src/operand.cuh."""
     span = SWIZZLE_BYTES // DTYPES[dtype].bytes
-    slab_rows = tile_rows if major == "k" else block_k
+    slab_rows = tile_rows if major == "k" else config.block_k
     by_slab = major == "mn" and -(-tile_rows // span) % peers == 0
-    return Box(rows=slab_rows if by_slab else slab_rows // peers, columns=span)
+    return Box(slab_rows if by_slab else slab_rows // peers, span, config.l2_promotion)
 
 
 def a_box(config: KernelConfig, spec: KernelSpec) -> Box:
     """The box of A, shared by the CTAs of a cluster row."""
-    return operand_box(config.block_m, config.block_k, spec.a_major, spec.a_dtype, config.cluster_n)
+    return operand_box(config, config.block_m, spec.a_major, spec.a_dtype, config.cluster_n)
 
 
 def b_box(config: KernelConfig, spec: KernelSpec) -> Box:
     """The box of B, shared by the CTAs of a cluster column."""
-    return operand_box(config.block_n, config.block_k, spec.b_major, spec.b_dtype, config.cluster_m)
+    return operand_box(config, config.block_n, spec.b_major, spec.b_dtype, config.cluster_m)
 
 
 def out_box(config: KernelConfig, spec: KernelSpec) -> Box:
@@ -111,7 +116,7 @@ def encode(matrix: Matrix, box: Box) -> TensorMap:
         (ctypes.c_uint32 * 2)(1, 1),
         0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
         _SWIZZLES[box.columns * element],
-        _L2_PROMOTION_256B,
+        L2_PROMOTIONS.index(box.l2_promotion),
         0,  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: zeros
     )
     if status != 0:

@@ -214,11 +214,15 @@ class SearchSpace:
 
 
 def completed(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
-    """The knobs, and for each config field added since they were written down one with its default as only value."""
+    """The knobs, and for each config field added since they were written down one with its default as only value.
+
+    In the order of the fields.
+    """
     names = {knob.name for knob in knobs}
     defaults: dict[str, Any] = {field.name: field.default for field in fields(KernelConfig)}
     added = [name for name, default in defaults.items() if name not in names and default is not MISSING]
-    return (*knobs, *(Knob(name, (defaults[name],)) for name in added))
+    whole = (*knobs, *(Knob(name, (defaults[name],)) for name in added))
+    return tuple(sorted(whole, key=lambda knob: FIELD_NAMES.index(knob.name)))
 
 
 FULL_KNOBS = (
@@ -234,7 +238,11 @@ FULL_KNOBS = (
     Knob("group", (1, 2, 4, 8, 16)),
     Knob("producer_registers", (24, 32, 40, 56)),
     Knob("wait_depth", (0, 1)),
-    Knob("store_stages", (0, 1, 2)),
+    Knob("store_stages", (0, 1, 2, 4)),
     Knob("ping_pong", (False, True), ordered=False),
+    Knob("l2_promotion", (0, 128, 256)),
+    Knob("keep_a", (-1, 0, 1)),
+    Knob("keep_b", (-1, 0, 1)),
+    Knob("keep_out", (-1, 0)),
 )
-"""The default space, about forty million points before legality."""
+"""The default space, some billions of points before legality."""

@@ -14,7 +14,7 @@ from cupygemm.config import KernelConfig, KernelSpec, Violation, stage_bytes, vi
 from cupygemm.device import DeviceSpec
 from cupygemm.names import CORE
 from cupygemm.problem import Problem
-from cupygemm.search.space import Knob, SearchSpace
+from cupygemm.search.space import Knob, SearchSpace, completed
 
 
 @dataclass(frozen=True)
@@ -119,21 +119,23 @@ RESTRICTIONS = {
 
 _CORE = SubSpace(
     name=CORE,
-    knobs=(
-        Knob("block_m", (64, 128, 256)),
-        Knob("block_n", (64, 128, 192, 256)),
-        Knob("block_k", (64, 128)),
-        Knob("stages", (3, 4, 6, 8)),
-        Knob("consumers", (1, 2)),
-        Knob("split_n", (False,), ordered=False),
-        Knob("cluster_m", (1, 2)),
-        Knob("cluster_n", (1, 2)),
-        Knob("raster_along_n", (True,), ordered=False),
-        Knob("group", (1, 4, 8, 16)),
-        Knob("producer_registers", (24, 40)),
-        Knob("wait_depth", (0, 1)),
-        Knob("store_stages", (1, 2)),
-        Knob("ping_pong", (False, True), ordered=False),
+    knobs=completed(
+        (
+            Knob("block_m", (64, 128, 256)),
+            Knob("block_n", (64, 128, 192, 256)),
+            Knob("block_k", (64, 128)),
+            Knob("stages", (3, 4, 6, 8)),
+            Knob("consumers", (1, 2)),
+            Knob("split_n", (False,), ordered=False),
+            Knob("cluster_m", (1, 2)),
+            Knob("cluster_n", (1, 2)),
+            Knob("raster_along_n", (True,), ordered=False),
+            Knob("group", (1, 4, 8, 16)),
+            Knob("producer_registers", (24, 40)),
+            Knob("wait_depth", (0, 1)),
+            Knob("store_stages", (1, 2)),
+            Knob("ping_pong", (False, True), ordered=False),
+        )
     ),
     restrictions=tuple(RESTRICTIONS.values()),
 )

@@ -28,6 +28,10 @@ FEW = {
     "producer_registers": (40,),
     "wait_depth": (1,),
     "store_stages": (0, 2),
+    "l2_promotion": (256,),
+    "keep_a": (0,),
+    "keep_b": (0,),
+    "keep_out": (0,),
 }
 SMALL = tuple(Knob(knob.name, FEW.get(knob.name, knob.values), knob.ordered) for knob in FULL_KNOBS)
 

@@ -109,6 +109,11 @@ def test_store_columns(block_n: int, out_dtype: str, expected: int) -> None:
         ("wait_depth", {"wait_depth": 2}),
         ("group", {"group": 0}),
         ("store_stages", {"store_stages": 5}),
+        ("l2_promotion", {"l2_promotion": 32}),
+        ("keep_a", {"keep_a": 2}),
+        ("keep_b", {"keep_b": -2}),
+        ("keep_out", {"keep_out": 2}),
+        ("keep_out", {"keep_out": -1, "store_stages": 0}),
         ("shared memory", {"stages": 5}),
     ],
 )

@@ -278,12 +278,12 @@ def test_a_kernel_is_really_compiled() -> None:
 
 
 def test_an_nvrtc_that_is_too_old_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "12.4")
+    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "12.3")
     monkeypatch.setattr(compiler, "_nvrtc", lambda: None)
-    check = doctor._compile("12.4")
+    check = doctor._compile("12.3")
     assert check.state is State.PROBLEM
-    assert "NVRTC 12.4 is too old" in check.found
-    assert "nvidia-cuda-nvrtc-cu12>=12.9" in check.found
+    assert "NVRTC 12.3 is too old" in check.found
+    assert "nvidia-cuda-nvrtc-cu12>=12.4" in check.found
 
 
 def test_bindings_without_the_library_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,10 +162,19 @@ def test_what_the_driver_refuses_is_a_launch_error(gpu: FakeGpu) -> None:
 
 
 def test_arguments_lie_as_in_the_kernel() -> None:
-    assert ctypes.sizeof(plan._Arguments) == 32
-    names = ("out", "out_row_stride", "m", "n", "k")
-    assert [getattr(plan._Arguments, name).offset for name in names] == [0, 8, 16, 20, 24]
-    assert [getattr(plan._Arguments, name).size for name in names] == [8, 8, 4, 4, 4]
+    assert ctypes.sizeof(plan._Arguments) == 104
+    fields = [(name, getattr(plan._Arguments, name)) for name, _ in plan._Arguments._fields_]
+    assert [(name, field.offset, field.size) for name, field in fields] == [
+        ("out", 0, 8),
+        ("out_row_stride", 8, 8),
+        ("m", 16, 4),
+        ("n", 20, 4),
+        ("k", 24, 4),
+        ("raster", 28, 48),
+        ("policy_a", 80, 8),
+        ("policy_b", 88, 8),
+        ("policy_out", 96, 8),
+    ]
 
 
 @pytest.mark.parametrize("config", [SMALL, LARGE, SMALL.swapped(store_stages=0)])
@@ -204,8 +213,8 @@ def test_operands_are_described_as_they_are_stored(gpu: FakeGpu, layout: str, dt
     assert map_b == Matrix(b.data.ptr, *MATRICES[layout][1], dtype)
     assert map_out == Matrix(out.data.ptr, 24, 40, 256, "float32")
     # A k-major tile is cut into rows; of an mn-major one, 64 rows of A are a single slab, and 128 of B are two.
-    assert box_a == Box(32, 64)
-    assert box_b == (Box(32, 64) if layout[1] == "t" else Box(16, 64))
+    assert box_a == Box(32, 64, l2_promotion=256)
+    assert box_b == Box(32 if layout[1] == "t" else 16, 64, l2_promotion=256)
     assert box_out == Box(64, 32)
     np.testing.assert_array_equal(plain(out), right(a, b))
 
@@ -216,10 +225,10 @@ def test_whole_slabs_are_shared_where_they_divide_evenly(gpu: FakeGpu) -> None:
         (tensor_map.a_box(config, spec), tensor_map.b_box(config, spec))
         for spec in (KernelSpec.of(replace(PROBLEM, layout=layout)) for layout in ("tn", "nt"))
     ]
-    assert boxes == [(Box(64, 64), Box(64, 64)), (Box(64, 64), Box(64, 64))]
+    assert boxes == [(Box(64, 64, 256), Box(64, 64, 256))] * 2
     alone = config.swapped(cluster_m=1, cluster_n=1)
     spec = KernelSpec.of(replace(PROBLEM, layout="nt"))
-    assert (tensor_map.a_box(alone, spec), tensor_map.b_box(alone, spec)) == (Box(128, 64), Box(128, 64))
+    assert (tensor_map.a_box(alone, spec), tensor_map.b_box(alone, spec)) == (Box(128, 64, 256), Box(128, 64, 256))
 
 
 def test_stores_from_registers_need_no_descriptor(gpu: FakeGpu) -> None:
@@ -325,7 +334,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
 def test_the_driver_is_told_the_contiguous_axis_first(
     encoded: list[tuple[Any, ...]], dtype: str, columns: int, data_type: int, swizzle: int
 ) -> None:
-    found = ENCODE(Matrix(4096, 24, 40, 96, dtype), Box(16, columns))
+    found = ENCODE(Matrix(4096, 24, 40, 96, dtype), Box(16, columns, l2_promotion=256))
     assert encoded == [
         (found.address, data_type, 2, 4096, (40, 24), (96,), (columns, 16), (1, 1), 0, swizzle, 3, 0),
     ]
@@ -356,3 +365,9 @@ def test_descriptors_are_aligned_and_lie_inside_their_buffer() -> None:
         start, size = ctypes.addressof(one._buffer), ctypes.sizeof(one._buffer)
         assert one.address % 128 == 0
         assert start <= one.address <= start + size - 128
+
+
+@pytest.mark.parametrize(("promotion", "value"), [(0, 0), (64, 1), (128, 2), (256, 3)])
+def test_the_driver_is_told_what_a_miss_fetches(encoded: list[tuple[Any, ...]], promotion: int, value: int) -> None:
+    ENCODE(Matrix(4096, 24, 40, 96, "float16"), Box(16, 64, promotion))
+    assert encoded[0][-2] == value

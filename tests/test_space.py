@@ -99,7 +99,7 @@ def test_a_space_without_a_legal_config_says_so(monkeypatch):
 def test_the_full_space_holds_illegal_points_and_knows_them():
     config = legal(1)[0]
     assert FULL.is_legal(config)
-    assert not FULL.is_legal(config.swapped(block_m=64, consumers=3, split_n=False))
+    assert not FULL.is_legal(config.swapped(block_m=64, consumers=3, split_n=False, ping_pong=False))
     assert not FULL.is_legal(config.swapped(group=64)), "legal, but no value of the knob"
 
 

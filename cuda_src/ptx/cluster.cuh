@@ -1,4 +1,4 @@
-// Clusters, named barriers and register reallocation: one function an instruction.
+// Clusters, named barriers, election and register reallocation: one function an instruction.
 #pragma once
 #include "ptx/types.cuh"
 
@@ -30,4 +30,18 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 template <int REGISTERS>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// True in one lane of a warp whose lanes are all here. The compiler knows that it is one, and so that what it computes
+// is uniform: under `threadIdx.x == 0` each TMA instruction stands in a loop over the lanes.
+__device__ __forceinline__ bool elect_one() {
+    uint32_t elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred elected;\n"
+        "elect.sync _|elected, 0xffffffff;\n"
+        "selp.b32 %0, 1, 0, elected;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
 }

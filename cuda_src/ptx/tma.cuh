@@ -1,5 +1,6 @@
 // Bulk tensor copies between global and shared memory: one function an instruction
-// (PTX ISA, "cp.async.bulk.tensor"). Coordinates are in elements, the contiguous axis first.
+// (PTX ISA, "cp.async.bulk.tensor"). Coordinates are in elements, the contiguous axis first; `policy` is an L2 cache
+// hint as createpolicy makes it.
 #pragma once
 #include "ptx/types.cuh"
 
@@ -7,28 +8,31 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-__device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier, void* shared, int x, int y) {
+__device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier, void* shared, int x, int y,
+                                            uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
-            "r"(shared_address(shared)),
-        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(shared)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "l"(policy)
         : "memory");
 }
 
 // Writes to the same offset, and signals the barrier at the same offset, in every CTA whose bit is set in `mask`.
 __device__ __forceinline__ void tma_load_2d_multicast(const CUtensorMap* map, uint64_t* barrier, void* shared, int x,
-                                                      int y, uint16_t mask) {
+                                                      int y, uint16_t mask, uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(shared)),
-        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(mask)
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(shared_address(shared)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(mask), "l"(policy)
         : "memory");
 }
 
-__device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void* shared, int x, int y) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-                 "r"(shared_address(shared)), "r"(x), "r"(y)
-                 : "memory");
+__device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void* shared, int x, int y,
+                                             uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;" ::"l"(map),
+        "r"(shared_address(shared)), "r"(x), "r"(y), "l"(policy)
+        : "memory");
 }
 
 __device__ __forceinline__ void bulk_commit_group() {

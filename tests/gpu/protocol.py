@@ -41,6 +41,8 @@ CONFIGS = {
         block_m=64, block_n=128, consumers=3, ping_pong=True, cluster_m=1, producer_registers=32, store_stages=0
     ),
     "two stages": LARGE.swapped(stages=2, block_k=128),
+    "four store buffers": LARGE.swapped(stages=3, store_stages=4, cluster_m=1),
+    "L2 hints": LARGE.swapped(l2_promotion=128, keep_a=1, keep_b=-1, keep_out=-1),
 }
 """One config for each thing that a kernel can do differently."""
 

@@ -62,6 +62,18 @@ def test_each_launch_of_many_is_compared(name: str, kernels: Kernels) -> None:
     assert int(different) == 0
 
 
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.ping_pong])
+def test_turns_of_one_stage(name: str, kernels: Kernels) -> None:
+    """The shortest turns there are: a warp that is late for one must not miss it."""
+    config = CONFIGS[name]
+    problem = Problem(4096, 4096, config.block_k)
+    plan = kernels.plan(problem, config)
+    given = operands(problem, verify.ZERO_MEAN, 5)
+    for _ in range(300):
+        plan.launch(given)
+    assert verify.check(given.out, verify.Reference.of(given, problem)).ok
+
+
 def test_two_streams_at_once(kernels: Kernels) -> None:
     """Two persistent kernels share the SMs: neither may assume that its CTAs all run at once."""
     cupy = driver.cupy()

@@ -1,12 +1,14 @@
-"""The model's idea of the order of tiles is the kernel's."""
+"""The order of tiles on the GPU is the one that the L2 model goes by."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from cupygemm import driver
 from cupygemm.compiler import OPTIONS
-from cupygemm.kernel_source import config_literal, cuda_sources
+from cupygemm.kernel_source import cuda_sources
+from cupygemm.raster import Raster
 from cupygemm.search.traffic import tile_at
 from tests.gpu.protocol import LARGE
 
@@ -14,15 +16,14 @@ pytestmark = pytest.mark.gpu
 
 ORDER = """
 #include "raster.cuh"
-extern "C" __global__ void order(int* found, int tiles_m, int tiles_n) {{
-    constexpr KernelConfig CONFIG = {config};
+extern "C" __global__ void order(int* found, const Raster raster) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x;
-    if (t < tiles_m * tiles_n) {{
-        const TileIndex tile = tile_at<CONFIG>(t, tiles_m, tiles_n);
+    if (t < raster.tiles) {
+        const TileIndex tile = raster.tile_at(t);
         found[2 * t] = tile.m;
         found[2 * t + 1] = tile.n;
-    }}
-}}
+    }
+}
 """
 
 
@@ -33,12 +34,13 @@ def test_the_order_is_the_same(tmp_path, group, along_n):
     for name, text in cuda_sources().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    source = ORDER.format(config=config_literal(LARGE.swapped(group=group, raster_along_n=along_n)))
     options = (*(option for option in OPTIONS if not option.startswith(("-arch", "--ptxas"))), f"-I{tmp_path}")
-    order = cupy.RawModule(code=source, options=options).get_function("order")
+    order = cupy.RawModule(code=ORDER, options=options).get_function("order")
+    config = LARGE.swapped(group=group, raster_along_n=along_n)
     for tiles_m, tiles_n in [(1, 1), (5, 7), (16, 3), (3, 33), (17, 17)]:
         tiles = tiles_m * tiles_n
         found = cupy.full((tiles, 2), -1, cupy.int32)
-        order((1 + tiles // 128,), (128,), (found, tiles_m, tiles_n))
+        raster = np.frombuffer(Raster.of(config, tiles_m, tiles_n), dtype="V48")
+        order((1 + tiles // 128,), (128,), (found, raster))
         expected = [tile_at(t, tiles_m, tiles_n, along_n, group) for t in range(tiles)]
         assert list(map(tuple, found.get().tolist())) == expected

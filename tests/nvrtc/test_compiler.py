@@ -87,7 +87,7 @@ def test_a_damaged_entry_is_compiled_anew(damage: str, cache: Path) -> None:
 
 def test_key_depends_on_all_that_decides_the_cubin(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {compiler.cache_key(spec(), SMALL)}
-    keys.add(compiler.cache_key(spec(), SMALL.swapped(group=2)))
+    keys.add(compiler.cache_key(spec(), SMALL.swapped(stages=3)))
     keys.add(compiler.cache_key(spec(layout="nt"), SMALL))
     monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-lineinfo"))
     keys.add(compiler.cache_key(spec(), SMALL))
@@ -96,6 +96,11 @@ def test_key_depends_on_all_that_decides_the_cubin(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compiler, "source_digest", lambda: "another")
     keys.add(compiler.cache_key(spec(), SMALL))
     assert len(keys) == 6
+
+
+def test_configs_that_differ_at_launch_alone_share_a_cubin() -> None:
+    other = SMALL.swapped(group=2, raster_along_n=True, l2_promotion=0, keep_a=1, keep_b=-1, keep_out=-1)
+    assert compiler.cache_key(spec(), SMALL) == compiler.cache_key(spec(), other)
 
 
 def compile_in_child(cache: str) -> bytes:

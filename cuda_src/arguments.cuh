@@ -1,0 +1,16 @@
+// What a launch tells the kernel, beside the tensor maps: `_Arguments` of cupygemm/plan.py.
+#pragma once
+#include "raster.cuh"
+
+// Sizes in elements. `out` and its row stride are used where TMA does not store. The policies are L2 cache hints.
+struct Arguments {
+    uint8_t* out;
+    int64_t out_row_stride;
+    int m;
+    int n;
+    int k;
+    Raster raster;
+    uint64_t policy_a;
+    uint64_t policy_b;
+    uint64_t policy_out;
+};

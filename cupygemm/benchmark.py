@@ -29,9 +29,9 @@ def benchmark(
         bench: of the problem, on the device.
         launch: what cupygemm runs: that of a `Plan` of `config`, or `bench.cublas`.
         config: None where cupygemm leaves the problem to cuBLAS, which is held to the looser bound of a baseline.
-        mode: `ROTATED` or `RESIDENT`.
+        mode: of `names.MODES`.
         torch: torch.matmul into `out`, if it is to be compared.
-        effort: how long.
+        effort: how long; `SUSTAINED` has its own.
 
     Raises:
         VerificationError: the result is wrong; no time is reported for it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -63,6 +64,46 @@ def interleave(
     meanwhile()
     driver.cupy().cuda.get_current_stream().synchronize()
     return {name: [_elapsed_us(*pair) / graphs[name].launches for pair in marks[name]] for name in graphs}
+
+
+def sustain(
+    graphs: Mapping[str, TimedGraph],
+    blocks: int,
+    block_us: float,
+    meanwhile: Callable[[str], object] = lambda name: None,
+) -> dict[str, list[float]]:
+    """Replays each graph alone for a block of time, by turns, on the current stream, and times the second half of it.
+
+    A GPU at its power limit lowers its clock within some milliseconds. Graphs that take turns share the clock that
+    they make together; in blocks this long each has the clock that it makes by itself.
+
+    Args:
+        graphs: by name.
+        blocks: samples of each; every other time the graphs go backwards.
+        block_us: length of a block.
+        meanwhile: called with a graph's name while its block runs.
+
+    Returns:
+        by name, µs of one launch, one sample a block, in the order taken.
+    """
+    cupy = driver.cupy()
+    stream = cupy.cuda.get_current_stream()
+    rough_us = {name: samples[-1] * graphs[name].launches for name, samples in interleave(graphs, 1).items()}
+    found: dict[str, list[float]] = {name: [] for name in graphs}
+    for index in range(blocks):
+        for name in list(graphs) if index % 2 == 0 else reversed(list(graphs)):
+            timed, half = graphs[name], max(1, math.ceil(block_us / 2 / rough_us[name]))
+            start, end = cupy.cuda.Event(), cupy.cuda.Event()
+            for _ in range(half):
+                timed.graph.launch()
+            start.record()
+            for _ in range(half):
+                timed.graph.launch()
+            end.record()
+            meanwhile(name)
+            stream.synchronize()
+            found[name].append(_elapsed_us(start, end) / half / timed.launches)
+    return found
 
 
 def _elapsed_us(start: Any, end: Any) -> float:

@@ -24,9 +24,9 @@ import numpy as np
 from cupygemm import driver, telemetry, verify
 from cupygemm.cublas import NOT_SUPPORTED, Cublas, CublasError, CublasLt, LtAlgorithm
 from cupygemm.errors import LaunchError, VerificationError
-from cupygemm.graphs import TimedGraph, capture, interleave
+from cupygemm.graphs import TimedGraph, capture, interleave, sustain
 from cupygemm.measurement import Measurement, Status
-from cupygemm.names import ROTATED
+from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
 from cupygemm.telemetry import Reading
@@ -43,6 +43,11 @@ WRONG_BASELINE = 1e-2
 """Relative error that no baseline can have: cuBLAS may add up split-K partials in 16 bits, but stays far below it."""
 LT_ALGORITHMS = 16
 LT_ROUNDS = 5
+LT_FINALISTS = 4
+"""Algorithms, the fastest by turns, of which the fastest in blocks is looked for."""
+BLOCKS = 5
+BLOCK_US = 400_000.0
+"""A block is long beside the milliseconds in which the clock follows the power."""
 
 CUBLAS, CUBLASLT = "cublas", "cublaslt"
 
@@ -262,11 +267,14 @@ class Bench:
     def time(self, launches: Mapping[str, Launch], effort: Effort, mode: str = ROTATED) -> Timing:
         """Times candidates that are known to be right, with cuBLAS among them as `CUBLAS` where it has the dtypes.
 
+        `SUSTAINED` has an effort of its own.
+
         Raises:
             CupygemmError: whatever a candidate raises; LaunchError where one faults.
         """
         with _active(self.device):
-            return self._time({name: self._capture(launch, mode) for name, launch in launches.items()}, effort, mode)
+            graphs = {name: self._capture(launch, mode) for name, launch in launches.items()}
+            return self._time(graphs, effort, mode) if mode != SUSTAINED else self._sustain(graphs)
 
     def _time(self, candidates: Mapping[str, TimedGraph], effort: Effort, mode: str) -> Timing:
         graphs = dict(candidates)
@@ -280,12 +288,22 @@ class Bench:
             timing.samples_us[name] += samples
         return timing
 
+    def _sustain(self, candidates: Mapping[str, TimedGraph]) -> Timing:
+        """Blocks of each candidate and of cuBLAS; clock and power are the first candidate's."""
+        timing = Timing({})
+        first = next(iter(candidates), None)
+        graphs = {**candidates, **({CUBLAS: self._baseline_graph(SUSTAINED)} if self.has_baseline else {})}
+        timing.samples_us = sustain(
+            graphs, BLOCKS, BLOCK_US, lambda name: self._read_into(timing) if name == first else None
+        )
+        return timing
+
     def _read_into(self, timing: Timing) -> None:
         timing.reading = telemetry.read(self.device)
 
     def operands(self, mode: str) -> list[Operands]:
         """The sets that graphs of this mode go through."""
-        return self._sets if mode == ROTATED else self._sets[:1]
+        return self._sets[:1] if mode == RESIDENT else self._sets
 
     def _capture(self, launch: Launch, mode: str) -> TimedGraph:
         sets = self.operands(mode)
@@ -319,6 +337,9 @@ class Bench:
                 return None
             graphs = {name: self._capture(algorithm.run, mode) for name, algorithm in running.items()}
             samples = interleave(graphs, LT_ROUNDS)
+            if mode == SUSTAINED:
+                finalists = sorted(samples, key=lambda name: median(samples[name]))[:LT_FINALISTS]
+                samples = sustain({name: graphs[name] for name in finalists}, 2, BLOCK_US)
         best = running[min(samples, key=lambda name: median(samples[name]))]
         error = self.verify(best.run).error
         if not error < WRONG_BASELINE:

@@ -29,7 +29,9 @@ SUBSPACES = (CORE,)
 TABLE_SUFFIX = ".jsonl.gz"
 """How the name of a recorded table ends."""
 
-ROTATED, RESIDENT = MODES = ("rotated", "resident")
-"""Where the operands lie when they are timed: out of the L2, or in it if they fit."""
+ROTATED, RESIDENT, SUSTAINED = MODES = ("rotated", "resident", "sustained")
+"""How times are taken. Candidates take turns graph by graph, their operands out of the L2 or in it if they fit; or each
+has the GPU for itself for a while, operands out of the L2, so that its own power decides the clock."""
+DEFAULT_MODES = (ROTATED, RESIDENT)
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 """Formats of pictures."""

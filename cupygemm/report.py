@@ -237,6 +237,7 @@ COLUMNS = (
     Column("layout", lambda row: str(row["layout"])),
     Column("with", _extras, lambda row: _extras(row) != MISSING),
     Column("mode", lambda row: str(row["mode"])),
+    Column("step", lambda row: str(row.get("step", MISSING)), lambda row: "step" in row),
     Column("call", lambda row: str(row.get("call", MISSING)), lambda row: "call" in row),
     Column("kernel", lambda row: str(row.get("kernel", "own")), lambda row: row.get("kernel", "own") != "own"),
     _time("cupygemm_us", "cupygemm"),

@@ -11,10 +11,10 @@ from cupygemm import driver, graphs, measure, telemetry
 from cupygemm.cublas import NOT_SUPPORTED, CublasError
 from cupygemm.device import H200
 from cupygemm.errors import LaunchError, VerificationError
-from cupygemm.graphs import capture, interleave
+from cupygemm.graphs import capture, interleave, sustain
 from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, THOROUGH, Bench, num_launches, num_sets
 from cupygemm.measurement import Status
-from cupygemm.names import RESIDENT, ROTATED
+from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from tests.fake_gpu import FakeGpu, product
@@ -199,6 +199,35 @@ def test_samples_are_interleaved_and_every_other_round_is_turned_round(gpu: Fake
     assert [names[id(graph)] for graph in gpu.replayed] == ["x", "y", "x", "y", "y", "x", "x", "y"]
     assert samples == {"x": pytest.approx([1.0] * 3), "y": pytest.approx([2.0] * 3)}
     assert called == [8]
+
+
+def test_blocks_are_long_alone_and_every_other_time_turned_round(gpu: FakeGpu) -> None:
+    sets = [Operands(None, None, None)]
+    timed = {
+        name: capture(gpu.kernel(lambda a, b, out: None, cost), sets, 5) for name, cost in (("x", 1.0), ("y", 2.0))
+    }
+    names = {id(each.graph): name for name, each in timed.items()}
+    read = []
+    samples = sustain(timed, 2, 40.0, read.append)
+    blocks = [names[id(graph)] for graph in gpu.replayed][4:]  # what comes before tells how long a graph is
+    # 40 µs of graphs that last 5 and 10: two times four and two times two, half of them not timed.
+    assert blocks == [*"x" * 8, *"y" * 4, *"y" * 4, *"x" * 8]
+    assert read == ["x", "y", "y", "x"]
+    assert samples == {"x": pytest.approx([1.0] * 2), "y": pytest.approx([2.0] * 2)}
+
+
+def test_sustained_times_have_every_baseline(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "BLOCK_US", 4000.0)
+    bench = Bench(PROBLEM)
+    best = bench.cublaslt(SUSTAINED)
+    assert best is not None
+    assert best.describe() == {"id": 8}
+    timing = bench.time({"candidate": gpu.kernel(product, 9.0), CUBLASLT: best.run}, QUICK, SUSTAINED)
+    assert set(timing.samples_us) == {"candidate", CUBLASLT, CUBLAS}
+    assert {len(samples) for samples in timing.samples_us.values()} == {measure.BLOCKS}
+    assert timing.median_us("candidate") == pytest.approx(9.0)
+    assert timing.reading.power_w == 640.5
+    assert bench.bytes_rotated(SUSTAINED) == bench.bytes_rotated(ROTATED)
 
 
 def test_a_capture_that_breaks_is_ended(gpu: FakeGpu) -> None:

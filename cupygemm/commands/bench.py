@@ -19,7 +19,7 @@ from cupygemm.commands.options import (
     shape_options,
 )
 from cupygemm.errors import ProblemError
-from cupygemm.names import MODES, PLOT_SUFFIXES
+from cupygemm.names import DEFAULT_MODES, MODES, PLOT_SUFFIXES
 
 
 def _read_plot(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
@@ -34,7 +34,9 @@ def _read_plot(ctx: click.Context, param: click.Parameter, value: Path | None) -
 @shape_options
 @click.option("--bundle", type=PATH, help="Whose configs. Default: CUPYGEMM_BUNDLE; without a config, cuBLAS runs.")
 @gpu_option
-@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="Repeatable. Default: both.")
+@click.option(
+    "--mode", "modes", type=click.Choice(MODES), multiple=True, help="Repeatable. Default: rotated, resident."
+)
 @commit_option
 @click.option("-o", "--output", type=PATH, help="JSON file for the rows.")
 @click.option("--plot", type=PATH, callback=_read_plot, help="Picture of the ratios, .png, .svg or .pdf.")
@@ -67,5 +69,5 @@ def bench_command(
         problems, facts = suites.select(targets, problem_of)
     except ProblemError as error:
         raise click.BadParameter(str(error), param_hint="SUITE or MxNxK") from error
-    options["modes"] = tuple(dict.fromkeys(options["modes"])) or MODES
+    options["modes"] = tuple(dict.fromkeys(options["modes"])) or DEFAULT_MODES
     run_bench(BenchRequest(problems=problems, facts=facts, command=command_line(), **options))

@@ -167,10 +167,10 @@ def _measure(problem: Problem, steps: Mapping[str, KernelConfig], mode: str) -> 
     best = bench.cublaslt(mode)
     baselines = {} if best is None else {CUBLASLT: best.run}
     timing = bench.time({**launches, **baselines}, THOROUGH, mode)
-    for name, error in errors.items():
+    for name, relative in errors.items():
         samples = {OWN: timing.samples_us[name], **{key: timing.samples_us[key] for key in (*baselines, CUBLAS)}}
         own = Timing(samples, timing.reading)
-        row = result_row(problem, own, error, steps[name], mode, bench.bytes_rotated(mode))
+        row = result_row(problem, own, relative, steps[name], mode, bench.bytes_rotated(mode))
         yield {"step": name, **row}
 
 

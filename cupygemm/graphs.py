@@ -35,7 +35,7 @@ def capture(launch: Launch, sets: Sequence[Operands], launches: int) -> TimedGra
 
 
 def interleave(
-    graphs: Mapping[str, TimedGraph], rounds: int, meanwhile: Callable[[], object] = lambda: None
+    graphs: Mapping[str, TimedGraph], rounds: int, meanwhile: Callable[[], object] = lambda: None, warmups: int = 1
 ) -> dict[str, list[float]]:
     """Replays all graphs once a round, by turns, on the current stream, and waits for the end.
 
@@ -45,6 +45,7 @@ def interleave(
         graphs: by name.
         rounds: samples of each.
         meanwhile: called once all is queued, while the GPU works.
+        warmups: rounds before them that are not timed.
 
     Returns:
         by name, µs of one launch, one sample a round, in the order taken.
@@ -52,7 +53,7 @@ def interleave(
     event = driver.cupy().cuda.Event
     marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in graphs}
     # Not timed: they warm up, and keep the GPU busy while the rounds are queued behind them.
-    for timed in graphs.values():
+    for timed in list(graphs.values()) * warmups:
         timed.graph.launch()
     for index in range(rounds):
         for name in list(graphs) if index % 2 == 0 else reversed(list(graphs)):

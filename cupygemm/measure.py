@@ -59,15 +59,17 @@ class Effort:
     Attributes:
         trial_rounds: rounds after which a hopeless candidate is given up.
         rounds: all rounds, the first ones included.
+        warm_us: how long the graphs take turns before they are timed: until the clock has become what they make it.
     """
 
     trial_rounds: int
     rounds: int
+    warm_us: float = 0.0
 
 
 QUICK = Effort(trial_rounds=2, rounds=10)
 """For a search: some 10 ms for a 50 µs kernel and its baseline."""
-THOROUGH = Effort(trial_rounds=10, rounds=60)
+THOROUGH = Effort(trial_rounds=10, rounds=60, warm_us=500_000.0)
 """To choose a winner, and for everything that is reported."""
 
 
@@ -280,7 +282,9 @@ class Bench:
         graphs = dict(candidates)
         if self.has_baseline:
             graphs[CUBLAS] = self._baseline_graph(mode)
-        timing = Timing(interleave(graphs, effort.trial_rounds))
+        graphs_us = sum(timed.launches for timed in graphs.values()) * estimated_us(self.problem)
+        warmups = max(1, math.ceil(effort.warm_us / graphs_us))
+        timing = Timing(interleave(graphs, effort.trial_rounds, warmups=warmups))
         if _hopeless(timing, list(candidates)):
             return timing
         rest = interleave(graphs, effort.rounds - effort.trial_rounds, lambda: self._read_into(timing))

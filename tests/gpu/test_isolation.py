@@ -47,7 +47,7 @@ def compile_some_wrong(spec: KernelSpec, config: KernelConfig) -> CompiledKernel
         raise AssertionError(f"the source has moved on: {old!r} is not in {name}")
     changed = {**headers, name: headers[name].replace(old, new)}
     program = compiler.compile_program(kernel_source.name_expression(spec, config), changed)
-    cubin = healthy.cubin.with_suffix(".mutant")
+    cubin = healthy.cubin.with_suffix(f".mutant{config.group}")  # configs that differ in `group` share a cubin
     cubin.write_bytes(program.cubin)
     return dataclasses.replace(healthy, cubin=cubin, lowered_name=program.lowered_name)
 

@@ -1,0 +1,178 @@
+"""Where a CTA's cycles go: clock stamps in a config's kernel, whole and with a part left out.
+
+    python bench/timeline.py 2048x2048x4096 1024x1024x1024 --bundle tuned.yaml -o bench/results/timeline.json
+
+Cycles do not move with the clock, so that versions compare by a hundred of them where times move by per cents. The
+stamps cost some tens of cycles themselves. What is left out is left out of the sources as text, which fails where they
+have moved on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from cupygemm import compiler, driver, kernel_source, provenance
+from cupygemm.bundle import Bundle
+from cupygemm.compiler import CompiledKernel
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.errors import BundleError
+from cupygemm.gpu_lock import holding_gpu
+from cupygemm.graphs import capture
+from cupygemm.measure import Bench, num_launches
+from cupygemm.names import ROTATED
+from cupygemm.plan import LoadedKernel, Plan
+from cupygemm.problem import Problem
+from cupygemm.results import write_report
+
+STAMPS = ("entry", "entry_ns", "first_load", "first_stage", "last_wgmma", "staged", "read", "end_ns")
+"""In cycles of the CTA's SM, but for those in ns: the kernel begins; the producer issues its first load; the first
+consumer finds its first stage; it has its last tile in registers; has written the last sub-tile for TMA; TMA has read
+it."""
+REPEATS = 5
+MAX_CTAS = 1024
+
+DECLARATIONS = f"""
+__device__ unsigned long long stamps[{MAX_CTAS}][{len(STAMPS)}];
+__device__ __forceinline__ void stamp(int which, bool nanoseconds) {{
+    unsigned long long now;
+    if (nanoseconds) asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    else asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+    stamps[blockIdx.x][which] = now;
+}}
+template <KernelSpec SPEC, KernelConfig CONFIG>
+struct Gemm"""
+
+
+def _stamp(*names: str, when: str = "true") -> str:
+    calls = " ".join(f"stamp({STAMPS.index(name)}, {str(name.endswith('_ns')).lower()});" for name in names)
+    return f"if ({when}) {{ {calls} }}\n"
+
+
+FIRST_CONSUMER = "threadIdx.x == WARPGROUP"
+_LAST_WAIT = "wgmma_wait_group<0>();\n                release(shared, previous, schedule);\n            }\n"
+INSTRUMENTS = (
+    ("\ntemplate <KernelSpec SPEC, KernelConfig CONFIG>\nstruct Gemm", DECLARATIONS, True),
+    ("        extern __shared__ uint8_t", _stamp("entry", "entry_ns", when="threadIdx.x == 0"), False),
+    ("uint64_t* full = &shared.full", _stamp("first_load", when="k == 0 && t == schedule.first"), False),
+    ("multiply(first_a", _stamp("first_stage", when=f"{FIRST_CONSUMER} && k == 0 && t == schedule.first"), False),
+    (_LAST_WAIT, _LAST_WAIT + _stamp("last_wgmma", when=FIRST_CONSUMER), True),
+    ("        // Shared memory must outlive", _stamp("staged", "read", "end_ns", when=FIRST_CONSUMER), False),
+    (
+        "bulk_wait_group_read<0>();\n        }",
+        f"bulk_wait_group_read<0>();\n {_stamp('read', when=FIRST_CONSUMER)}}}",
+        True,
+    ),
+)
+"""What is looked for in gemm.cuh, what stands before it or (True) in its place."""
+
+LOADED = "k < CONFIG.stages * CONFIG.block_k && t == schedule.first"
+WITHOUT_LOADS = (
+    ("TileA::load(", f"if ({LOADED}) ", False),
+    ("TileB::load(", f"if ({LOADED}) ", False),
+    (
+        "mbarrier_arrive_expect_tx(full, TileA::BYTES + TileB::BYTES);",
+        f"if ({LOADED}) mbarrier_arrive_expect_tx(full, TileA::BYTES + TileB::BYTES); else mbarrier_arrive(full);",
+        True,
+    ),
+)
+WITHOUT_STORES = (
+    # Never true, which the compiler cannot know: the accumulators stay needed.
+    (
+        "if constexpr (CONFIG.store_stages > 0) {\n                    Store",
+        "if (args.out_row_stride != -1) continue;\n",
+        False,
+    ),
+)
+VARIANTS = {"whole": (), "without loads": WITHOUT_LOADS, "without stores": WITHOUT_STORES}
+
+
+@click.command()
+@click.argument("shapes", nargs=-1, required=True)
+@click.option("--dtype", default="float16", show_default=True)
+@click.option("--bundle", "bundle_path", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
+def main(shapes: tuple[str, ...], dtype: str, bundle_path: Path, commit: str | None, output: Path) -> None:
+    """Takes the stamps of the bundle's configs for SHAPES."""
+    bundle = Bundle.load(bundle_path)
+    summary: dict[str, Any] = {}
+    with holding_gpu(0), tempfile.TemporaryDirectory() as folder:
+        for shape in shapes:
+            problem = Problem.parse(shape, dtype)
+            entry = bundle.entry(problem)
+            if entry is None:
+                raise BundleError(f"{bundle_path}: no config for {problem}")
+            summary[shape] = {"config": entry.config.to_dict()}
+            for variant in VARIANTS:
+                found = _cycles(problem, entry.config, variant, Path(folder))
+                summary[shape][variant] = found
+                click.echo(f"{problem}, {variant}: {', '.join(f'{name} {value}' for name, value in found.items())}")
+    command = shlex.join(["python", *sys.argv])
+    write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
+
+
+def instrumented(spec: KernelSpec, config: KernelConfig, variant: str) -> dict[str, str]:
+    """The headers of a kernel that leaves stamps behind.
+
+    Raises:
+        ValueError: the source has moved on.
+    """
+    headers = compiler.sources(spec, config)
+    text = headers["gemm.cuh"]
+    for anchor, insertion, replaces in (*VARIANTS[variant], *INSTRUMENTS):
+        if text.count(anchor) != 1:
+            raise ValueError(f"{anchor!r} stands {text.count(anchor)} times in gemm.cuh")
+        text = text.replace(anchor, insertion if replaces else insertion + anchor)
+    return {**headers, "gemm.cuh": text}
+
+
+def _cycles(problem: Problem, config: KernelConfig, variant: str, folder: Path) -> dict[str, int]:
+    """Median over CTAs and repeats of each stamp, in cycles since the CTA's entry, and the clock that ran."""
+    cupy, spec = driver.cupy(), KernelSpec.of(problem)
+    kernel = LoadedKernel(_compile(spec, config, variant, folder))
+    module = cupy.RawModule(path=str(kernel.compiled.cubin))
+    kernel.kernel = module.get_function(kernel.compiled.lowered_name)
+    kernel.kernel.max_dynamic_shared_size_bytes = kernel.shared_bytes
+    plan, bench = Plan(problem, kernel), Bench(problem)
+    sets = bench.operands(ROTATED)
+    taken = []
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        timed = capture(plan.launch, sets, num_launches(problem, len(sets)))
+        for _ in range(REPEATS):
+            for _ in range(4):
+                timed.graph.launch()
+            stream.synchronize()
+            stamps = cupy.ndarray((MAX_CTAS, len(STAMPS)), cupy.int64, module.get_global("stamps"))
+            taken.append(stamps.get()[: plan.grid])
+    stamps = np.concatenate(taken)
+    cycles = {name: stamps[:, index] - stamps[:, 0] for index, name in enumerate(STAMPS) if not name.endswith("_ns")}
+    elapsed_ns = stamps[:, STAMPS.index("end_ns")] - stamps[:, STAMPS.index("entry_ns")]
+    return {
+        **{name: int(np.median(cycles[name])) for name in cycles if name != "entry"},
+        "slowest_read": int(np.median([run[:, STAMPS.index("read")].max() for run in _since_entry(taken)])),
+        "sm_clock_mhz": round(float(np.median(cycles["staged"] / elapsed_ns)) * 1000),
+    }
+
+
+def _since_entry(taken: list[Any]) -> list[Any]:
+    return [run - run[:, :1] for run in taken]
+
+
+def _compile(spec: KernelSpec, config: KernelConfig, variant: str, folder: Path) -> CompiledKernel:
+    healthy = compiler.compile_kernel(spec, config)
+    program = compiler.compile_program(kernel_source.name_expression(spec, config), instrumented(spec, config, variant))
+    cubin = folder / f"{healthy.cubin.stem}.{variant.replace(' ', '_')}.cubin"
+    cubin.write_bytes(program.cubin)
+    return dataclasses.replace(healthy, cubin=cubin, lowered_name=program.lowered_name)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,11 @@ large="128x4096x4096 4096x4096x1024 8192x8192x512 4096x4096x4096"
 timeout 600 "$python" -m cupygemm record $small -o "$out/tables" --report "$out/tuning_rate.json"
 timeout 600 "$python" -m cupygemm record $large -o "$out/tables"
 
+step ladder
+timeout 200 "$python" bench/ladder.py --bundle "$out/tuned.yaml" -o "$out/ladder.json"
+timeout 200 "$python" bench/ladder.py headline squares --only 2048x2048x4096 --only 4096x4096x4096 \
+    --only 8192x8192x8192 --dtype float16 --sustained -o "$out/ladder_sustained.json"
+
 step bundle
 for shape in $small $large; do
     "$python" -m cupygemm tune "$shape" --device replay --strategy exhaustive --tables "$out/tables" -o "$out/tuned.yaml"
@@ -35,12 +40,18 @@ for shape in 2048x2048x4096 4096x4096x4096; do
 done
 
 step times
-for suite in headline recorded layouts; do
+for suite in headline squares; do
+    timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json" \
+        --mode rotated --mode resident --mode sustained
+done
+for suite in short_k ragged layouts recorded; do
     timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json"
 done
 timeout 120 "$python" bench/layouts.py 2048x2048x4096 4096x4096x4096 --bundle "$out/tuned.yaml" -o "$out/layout_ratios.json"
 
 step profile
+timeout 90 "$python" bench/timeline.py 2048x2048x4096 4096x4096x1024 8192x16384x256 --bundle "$out/tuned.yaml" \
+    -o "$out/timeline.json"
 timeout 90 "$python" bench/profile.py 2048x2048x4096 --bundle "$out/tuned.yaml" -o "$out/profile.json"
 
 step memcheck

@@ -235,6 +235,12 @@ struct Gemm : Legal<SPEC, CONFIG> {
 
     __device__ __forceinline__ static void run(const CUtensorMap* map_a, const CUtensorMap* map_b,
                                                const CUtensorMap* map_c, const Arguments& args) {
+        // First of all: no cache has them yet, and the first load waits for them.
+        if (threadIdx.x == 0) {
+            prefetch_tensormap(map_a);
+            prefetch_tensormap(map_b);
+            if constexpr (CONFIG.store_stages > 0) prefetch_tensormap(map_c);
+        }
         // The runtime aligns dynamic shared memory to 16 bytes only; the launch asks for one atom more.
         extern __shared__ uint8_t dynamic_shared[];
         const uint32_t base = shared_address(dynamic_shared);
@@ -247,11 +253,6 @@ struct Gemm : Legal<SPEC, CONFIG> {
         // Two warps, so that neither waits for the other; all the first load needs is ready by the barrier below.
         TileIndex first{};
         if (warp == PRODUCER_WARP) {
-            if (elect_one()) {
-                prefetch_tensormap(map_a);
-                prefetch_tensormap(map_b);
-                if constexpr (CONFIG.store_stages > 0) prefetch_tensormap(map_c);
-            }
             first = schedule.element(schedule.first);
             pin_register(first.m);
             pin_register(first.n);

@@ -116,7 +116,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 ring.advance();
             }
             t += schedule.step;
-            tile = schedule.element(t);
+            if (t < schedule.raster.tiles) tile = schedule.element(t);
         }
         // No CTA may leave while a peer can still signal its barriers: wait until every slot has been let go by all. What
         // peers multicast into this CTA has arrived by then, since its own consumers waited for it.
@@ -128,7 +128,9 @@ struct Gemm : Legal<SPEC, CONFIG> {
         }
     }
 
-    // Tells every producer that writes into this CTA's slot (its cluster row and column) that this consumer is done.
+    // Tells every producer that writes into this CTA's slot (its cluster row and column) that this consumer is done. One
+    // warp speaks for four: a WGMMA of the slot cannot have ended before all four have issued it, so none of them still
+    // waits for `full`.
     __device__ __forceinline__ static void release(SharedStorage& shared, uint32_t slot, const Schedule& schedule) {
         const int thread = threadIdx.x % WARPGROUP;
         if constexpr (CONFIG.cluster_size() == 1) {

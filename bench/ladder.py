@@ -125,18 +125,21 @@ def main(
     command = shlex.join(["python", *sys.argv])
     facts = provenance.collect(0, command, commit)
     rows: list[dict[str, Any]] = []
+    failures: list[dict[str, Any]] = []
     with holding_gpu(0):
         for problem, steps in plan:
             found: dict[str, list[dict[str, Any]]] = {}
             for mode in (ROTATED, SUSTAINED) if sustained else (ROTATED,):
-                for row in _measure(problem, steps, mode):
+                for row in _measure(problem, steps, mode, failures):
                     rows.append(row)
                     found.setdefault(row["step"], []).append(row)
                     click.echo(f"{problem} {mode} {row['step']}: {_ratio(row):.3f} of cuBLAS")
-                write_results(output, times_document(output.stem, command, facts, rows))
+                write_results(output, times_document(output.stem, command, facts, rows, failures=failures))
             if bundle_path is not None:
                 best = max(found.values(), key=lambda each: prod(map(_ratio, each)))
                 _keep(bundle_path, _entry(problem, best[0], len(found), facts), facts)
+    if failures:
+        sys.exit(1)
 
 
 def _ratio(row: Mapping[str, Any]) -> float:
@@ -159,8 +162,10 @@ def _compile(kernel: tuple[Problem, KernelConfig]) -> None:
     compile_kernel(KernelSpec.of(problem), config)
 
 
-def _measure(problem: Problem, steps: Mapping[str, KernelConfig], mode: str) -> Iterator[dict[str, Any]]:
-    """A row a step, of one run with cuBLAS and the best cublasLt algorithm.
+def _measure(
+    problem: Problem, steps: Mapping[str, KernelConfig], mode: str, failures: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """A row a step, of one run with cuBLAS and the best cublasLt algorithm; steps that do not run become failures.
 
     Raises:
         VerificationError: a step is wrong.
@@ -171,6 +176,7 @@ def _measure(problem: Problem, steps: Mapping[str, KernelConfig], mode: str) -> 
         try:
             plan = Plan(problem, LoadedKernel(compile_kernel(KernelSpec.of(problem), config)))
         except CupygemmError as error:
+            failures.append({**problem.to_dict(), "step": name, "detail": str(error)})
             click.echo(f"{problem} {name}: {error}", err=True)
             continue
         verdict = bench.verify(plan.launch)
@@ -182,13 +188,17 @@ def _measure(problem: Problem, steps: Mapping[str, KernelConfig], mode: str) -> 
     timing = bench.time({**launches, **baselines}, THOROUGH, mode)
     for name, relative in errors.items():
         samples = {OWN: timing.samples_us[name], **{key: timing.samples_us[key] for key in (*baselines, CUBLAS)}}
-        own = Timing(samples, timing.reading)
+        # By turns there is one clock, which all make together.
+        own = Timing(samples, timing.readings.get(name, timing.reading))
         row = result_row(problem, own, relative, steps[name], mode, bench.bytes_rotated(mode))
         yield {"step": name, **row}
 
 
 def _keep(path: Path, entry: Entry, facts: dict[str, Any]) -> None:
-    """Adds an entry to a bundle, which keeps the better of two for a problem."""
+    """Adds an entry to a bundle, unless the one for its problem is the better one."""
+    before = Bundle.load(path).entry(entry.problem) if path.exists() else None
+    if before is not None and not entry.beats(before):
+        return
     new = new_bundle(BundleDevice.of(driver.device_spec(0), facts), source_digest(), [entry])
     (Bundle.load(path).merged(new) if path.exists() else new).save(path)
 

@@ -32,10 +32,13 @@ from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
 
-STAMPS = ("entry", "entry_ns", "first_load", "first_stage", "last_wgmma", "staged", "read", "end_ns")
-"""In cycles of the CTA's SM, but for those in ns: the kernel begins; the producer issues its first load; the first
-consumer finds its first stage; it has its last tile in registers; has written the last sub-tile for TMA; TMA has read
-it."""
+ONCE = ("entry", "entry_ns", "first_load", "first_stage")
+"""In cycles of the CTA's SM, but for what is in ns: the kernel begins; the producer issues its first load; the first
+consumer finds its first stage."""
+BY_CONSUMER = ("last_wgmma", "staged", "read", "end_ns")
+"""The last consumer has its last tile in registers; has written the last sub-tile for TMA; TMA has read it."""
+CONSUMERS = 3
+STAMPS = (*ONCE, *(f"{name}{consumer}" for name in BY_CONSUMER for consumer in range(CONSUMERS)))
 REPEATS = 5
 MAX_CTAS = 1024
 
@@ -51,23 +54,27 @@ template <KernelSpec SPEC, KernelConfig CONFIG>
 struct Gemm"""
 
 
-def _stamp(*names: str, when: str = "true") -> str:
-    calls = " ".join(f"stamp({STAMPS.index(name)}, {str(name.endswith('_ns')).lower()});" for name in names)
-    return f"if ({when}) {{ {calls} }}\n"
+def _stamp(*names: str, when: str) -> str:
+    calls = ""
+    for name in names:
+        place = str(STAMPS.index(name)) if name in ONCE else f"{STAMPS.index(name + '0')} + consumer"
+        calls += f"stamp({place}, {str(name.endswith('_ns')).lower()}); "
+    return f"if ({when}) {{ {calls}}}\n"
 
 
 FIRST_CONSUMER = "threadIdx.x == WARPGROUP"
+EACH_CONSUMER = "threadIdx.x % WARPGROUP == 0"
 _LAST_WAIT = "wgmma_wait_group<0>();\n                release(shared, previous, schedule);\n            }\n"
 INSTRUMENTS = (
     ("\ntemplate <KernelSpec SPEC, KernelConfig CONFIG>\nstruct Gemm", DECLARATIONS, True),
     ("        extern __shared__ uint8_t", _stamp("entry", "entry_ns", when="threadIdx.x == 0"), False),
     ("uint64_t* full = &shared.full", _stamp("first_load", when="k == 0 && t == schedule.first"), False),
     ("multiply(first_a", _stamp("first_stage", when=f"{FIRST_CONSUMER} && k == 0 && t == schedule.first"), False),
-    (_LAST_WAIT, _LAST_WAIT + _stamp("last_wgmma", when=FIRST_CONSUMER), True),
-    ("        // Shared memory must outlive", _stamp("staged", "read", "end_ns", when=FIRST_CONSUMER), False),
+    (_LAST_WAIT, _LAST_WAIT + _stamp("last_wgmma", when=EACH_CONSUMER), True),
+    ("        // Shared memory must outlive", _stamp("staged", "read", "end_ns", when=EACH_CONSUMER), False),
     (
         "bulk_wait_group_read<0>();\n        }",
-        f"bulk_wait_group_read<0>();\n {_stamp('read', when=FIRST_CONSUMER)}}}",
+        f"bulk_wait_group_read<0>();\n {_stamp('read', 'end_ns', when=EACH_CONSUMER)}}}",
         True,
     ),
 )
@@ -154,18 +161,24 @@ def _cycles(problem: Problem, config: KernelConfig, variant: str, folder: Path) 
             stream.synchronize()
             stamps = cupy.ndarray((MAX_CTAS, len(STAMPS)), cupy.int64, module.get_global("stamps"))
             taken.append(stamps.get()[: plan.grid])
-    stamps = np.concatenate(taken)
-    cycles = {name: stamps[:, index] - stamps[:, 0] for index, name in enumerate(STAMPS) if not name.endswith("_ns")}
-    elapsed_ns = stamps[:, STAMPS.index("end_ns")] - stamps[:, STAMPS.index("entry_ns")]
+    # A consumer that is not there, or had no tile, has left zeros, which are never the latest.
+    runs = [_latest(run) for run in taken]
+    cycles = {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+    elapsed_ns = cycles.pop("elapsed_ns")
     return {
-        **{name: int(np.median(cycles[name])) for name in cycles if name != "entry"},
-        "slowest_read": int(np.median([run[:, STAMPS.index("read")].max() for run in _since_entry(taken)])),
-        "sm_clock_mhz": round(float(np.median(cycles["staged"] / elapsed_ns)) * 1000),
+        **{name: int(np.median(found)) for name, found in cycles.items()},
+        "slowest_read": int(np.median([run["read"].max() for run in runs])),
+        "sm_clock_mhz": round(float(np.median(cycles["read"] / elapsed_ns)) * 1000),
     }
 
 
-def _since_entry(taken: list[Any]) -> list[Any]:
-    return [run - run[:, :1] for run in taken]
+def _latest(stamps: Any) -> dict[str, Any]:
+    """For each CTA, cycles since its entry, and nanoseconds from there to its end."""
+    at = {name: stamps[:, index] for index, name in enumerate(STAMPS)}
+    for name in BY_CONSUMER:
+        at[name] = np.max([at[f"{name}{consumer}"] for consumer in range(CONSUMERS)], axis=0)
+    names = ("first_load", "first_stage", "last_wgmma", "staged", "read")
+    return {**{name: at[name] - at["entry"] for name in names}, "elapsed_ns": at["end_ns"] - at["entry_ns"]}
 
 
 def _compile(spec: KernelSpec, config: KernelConfig, variant: str, folder: Path) -> CompiledKernel:

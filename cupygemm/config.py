@@ -1,7 +1,8 @@
 """What is compiled: `KernelSpec` (fixed by the problem), `KernelConfig` (searched), and what of it is legal.
 
-`cuda_src/config.cuh` declares the same two structs with the same fields in the same order, and repeats the part of
-`illegal_reason` that does not depend on the device as static_asserts. tests/nvrtc proves that the two sides agree.
+`cuda_src/config.cuh` declares the same two structs with the same fields in the same order, but for those of a config
+that the kernel learns at launch, and repeats the part of `illegal_reason` that depends neither on them nor on the
+device as static_asserts. tests/nvrtc proves that the two sides agree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one way in which anything here is timed: verify, capture in CUDA graphs, replay candidate and baseline by turns.
+"""The one place where anything here is timed: verify, capture in CUDA graphs, replay candidate and baseline by turns.
 
 1. Verify: the candidate computes two products, one of zero-mean and one of positive-mean operands, into a guarded
    output full of NaN; both must be within the bounds of `verify`, and so must one of those that its graph replays.
@@ -58,7 +58,7 @@ class Effort:
 
     Attributes:
         trial_rounds: rounds after which a hopeless candidate is given up.
-        rounds: all rounds, the first ones included.
+        rounds: all rounds, the first ones included, which do not count where there is a warm-up after them.
         warm_us: how long the graphs take turns before they are timed: until the clock has become what they make it.
     """
 
@@ -69,7 +69,7 @@ class Effort:
 
 QUICK = Effort(trial_rounds=2, rounds=10)
 """For a search: some 10 ms for a 50 µs kernel and its baseline."""
-THOROUGH = Effort(trial_rounds=10, rounds=60, warm_us=500_000.0)
+THOROUGH = Effort(trial_rounds=10, rounds=70, warm_us=500_000.0)
 """To choose a winner, and for everything that is reported."""
 
 
@@ -79,11 +79,13 @@ class Timing:
 
     Attributes:
         samples_us: by name, GPU time of one launch, µs, one a round in the order taken.
-        reading: clock and power in the middle of it.
+        reading: clock and power in the middle of it; of blocks, those of the first graph's last one.
+        readings: of blocks, by name, those in each graph's last one.
     """
 
     samples_us: dict[str, list[float]]
     reading: Reading = field(default_factory=Reading)
+    readings: dict[str, Reading] = field(default_factory=dict)
 
     def median_us(self, name: str) -> float | None:
         """Median of one graph's samples; None where it was not timed."""
@@ -275,31 +277,34 @@ class Bench:
             CupygemmError: whatever a candidate raises; LaunchError where one faults.
         """
         with _active(self.device):
-            graphs = {name: self._capture(launch, mode) for name, launch in launches.items()}
-            return self._time(graphs, effort, mode) if mode != SUSTAINED else self._sustain(graphs)
+            return self._time({name: self._capture(launch, mode) for name, launch in launches.items()}, effort, mode)
 
     def _time(self, candidates: Mapping[str, TimedGraph], effort: Effort, mode: str) -> Timing:
         graphs = dict(candidates)
         if self.has_baseline:
             graphs[CUBLAS] = self._baseline_graph(mode)
-        graphs_us = sum(timed.launches for timed in graphs.values()) * estimated_us(self.problem)
-        warmups = max(1, math.ceil(effort.warm_us / graphs_us))
-        timing = Timing(interleave(graphs, effort.trial_rounds, warmups=warmups))
+        if mode == SUSTAINED:
+            return self._sustain(graphs)
+        timing = Timing(interleave(graphs, effort.trial_rounds))
         if _hopeless(timing, list(candidates)):
             return timing
-        rest = interleave(graphs, effort.rounds - effort.trial_rounds, lambda: self._read_into(timing))
+        round_us = sum(median(samples) * graphs[name].launches for name, samples in timing.samples_us.items())
+        warmups = max(1, math.ceil(effort.warm_us / round_us))
+        rounds = effort.rounds - effort.trial_rounds
+        rest = interleave(graphs, rounds, lambda: self._read_into(timing), warmups)
+        # What was taken before the GPU was warm counts where nobody asked for that.
         for name, samples in rest.items():
-            timing.samples_us[name] += samples
+            timing.samples_us[name] = samples if effort.warm_us else timing.samples_us[name] + samples
         return timing
 
-    def _sustain(self, candidates: Mapping[str, TimedGraph]) -> Timing:
-        """Blocks of each candidate and of cuBLAS; clock and power are the first candidate's."""
+    def _sustain(self, graphs: Mapping[str, TimedGraph]) -> Timing:
         timing = Timing({})
-        first = next(iter(candidates), None)
-        graphs = {**candidates, **({CUBLAS: self._baseline_graph(SUSTAINED)} if self.has_baseline else {})}
-        timing.samples_us = sustain(
-            graphs, BLOCKS, BLOCK_US, lambda name: self._read_into(timing) if name == first else None
-        )
+
+        def read(name: str) -> None:
+            timing.readings[name] = telemetry.read(self.device)
+
+        timing.samples_us = sustain(graphs, BLOCKS, BLOCK_US, read)
+        timing.reading = next(iter(timing.readings.values()))
         return timing
 
     def _read_into(self, timing: Timing) -> None:

@@ -18,7 +18,7 @@ MAX_EXTENT = 2**31 - 2048
 """Coordinates are 32-bit and signed, and must not overflow past the last tile: 8 CTAs of 256 at most."""
 
 _L2_POLICIES = {-1: 0x12F0000000000000, 0: 0x1000000000000000, 1: 0x14F0000000000000}
-"""What createpolicy makes of evict_first, evict_normal and evict_last for all lines, by `keep_a` and its like."""
+"""L2 cache hints by `keep_a` and its like: evict first, normal, evict last, all lines (CUTLASS, TMA::CacheHintSm90)."""
 
 
 class _Arguments(ctypes.Structure):

@@ -93,8 +93,10 @@ from cupygemm import cli, driver
 driver.hopper_devices = lambda: os.kill(os.getpid(), signal.{how})
 cli.main()
 """
+# A shell starts what it runs in the background with SIGINT ignored, and Python keeps that.
 WHILE_IMPORTING = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 class Interrupt:
     def find_spec(self, name, *rest):
         if name == "cupygemm.cli":

@@ -130,7 +130,7 @@ def test_finalists_are_timed_in_one_run(gpu: FakeGpu) -> None:
     assert (fast.us, slow.us) == (pytest.approx(8.0), pytest.approx(9.0))
     assert wrong.status is Status.WRONG_RESULT
     assert fast.baseline_us == slow.baseline_us
-    assert len(fast.samples_us) == THOROUGH.rounds
+    assert len(fast.samples_us) == THOROUGH.rounds - THOROUGH.trial_rounds
 
 
 def test_without_a_baseline_candidates_are_still_timed(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +228,49 @@ def test_sustained_times_have_every_baseline(gpu: FakeGpu, monkeypatch: pytest.M
     assert timing.median_us("candidate") == pytest.approx(9.0)
     assert timing.reading.power_w == 640.5
     assert bench.bytes_rotated(SUSTAINED) == bench.bytes_rotated(ROTATED)
+
+
+def test_rounds_of_warming_up_come_first_and_are_not_timed(gpu: FakeGpu) -> None:
+    sets = [Operands(None, None, None)]
+    timed = {name: capture(gpu.kernel(lambda a, b, out: None, 1.0), sets, 5) for name in "xy"}
+    names = {id(each.graph): name for name, each in timed.items()}
+    samples = interleave(timed, 1, warmups=3)
+    assert [names[id(graph)] for graph in gpu.replayed] == list("xyxyxy" + "xy")
+    assert {len(each) for each in samples.values()} == {1}
+
+
+def test_a_warm_up_is_as_long_as_asked_and_what_came_before_does_not_count(gpu: FakeGpu) -> None:
+    bench = Bench(PROBLEM)
+    launches = num_launches(PROBLEM, measure.MAX_SETS)
+    round_us = launches * (9.0 + BASELINE_US)
+    timing = bench.time({"candidate": gpu.kernel(product, 9.0)}, measure.Effort(2, 5, warm_us=2.5 * round_us))
+    # Once and two rounds to try, three to warm up, three that count; all of two graphs.
+    assert len(gpu.replayed) == 2 * (1 + 2 + 3 + 3)
+    assert {len(samples) for samples in timing.samples_us.values()} == {3}
+
+
+def test_a_reading_is_of_its_own_block_and_only_the_fastest_algorithms_get_one(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "BLOCK_US", 4000.0)
+    monkeypatch.setattr(measure, "LT_FINALISTS", 2)
+    clocks = iter(range(1000, 2000))
+    monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(next(clocks), 0.0))
+    bench = Bench(PROBLEM)
+    bench.cublaslt(SUSTAINED)
+    replays = sorted(len([1 for graph in gpu.replayed if graph is each]) for each in set(gpu.replayed))
+    assert replays[0] == 1 + measure.LT_ROUNDS < replays[1], "the third algorithm had a block"
+    timing = bench.time({"x": gpu.kernel(product, 9.0), "y": gpu.kernel(product, 8.0)}, QUICK, SUSTAINED)
+    last = {name: reading.clock_mhz for name, reading in timing.readings.items()}
+    assert last == {"x": 1012, "y": 1013, CUBLAS: 1014}
+    assert timing.reading.clock_mhz == 1012
+
+
+def test_a_measurement_can_be_sustained(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "BLOCK_US", 4000.0)
+    found = Bench(PROBLEM).measure(gpu.kernel(product, 9.0), mode=SUSTAINED)
+    assert found.status is Status.OK
+    assert len(found.samples_us) == len(found.baseline_us) == measure.BLOCKS
 
 
 def test_a_capture_that_breaks_is_ended(gpu: FakeGpu) -> None:

@@ -17,6 +17,7 @@ from cupygemm.errors import ConfigError, LaunchError, ProblemError
 from cupygemm.operands import Operands
 from cupygemm.plan import MAX_EXTENT, LoadedKernel, Plan, misaligned_reason
 from cupygemm.problem import Problem
+from cupygemm.raster import Raster
 from cupygemm.tensor_map import Box, Matrix, TensorMap
 from tests.fake_gpu import REGISTERS_AT_LAUNCH, FakeDevice, FakeGpu, Launched
 from tests.fake_products import LARGE, PROBLEM, SMALL, operands, plain, right, spread, stored
@@ -175,6 +176,32 @@ def test_arguments_lie_as_in_the_kernel() -> None:
         ("policy_b", 88, 8),
         ("policy_out", 96, 8),
     ]
+
+
+def test_the_kernel_is_told_sizes_order_and_hints(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+
+    class Arguments(plan._Arguments):
+        def __init__(self, *values: Any) -> None:
+            told.append(values)
+            super().__init__(*values)
+
+    monkeypatch.setattr(plan, "_Arguments", Arguments)
+    problem = Problem(600, 200, 72)
+    config = SMALL.swapped(raster_along_n=False, group=2, keep_a=-1, keep_b=0, keep_out=1)
+    ready = Plan(problem, loaded(gpu, config, problem))
+    given = Operands(*operands(gpu, problem), gpu.empty((600, 200), np.float16))
+    ready.launch(given)
+    ((out, row_stride, m, n, k, raster, *policies),) = told
+    assert (out, row_stride, m, n, k) == (given.out.data.ptr, 200, 600, 200, 72)
+    # Evict first, as usual, evict last.
+    assert policies == [0x12F0000000000000, 0x1000000000000000, 0x14F0000000000000]
+    tiles_m, tiles_n = -(-600 // config.block_m), -(-200 // config.block_n)
+    assert tiles_m != tiles_n
+    expected = Raster.of(config, tiles_m, tiles_n)
+    assert bytes(raster) == bytes(expected)
+    assert (raster.tiles, raster.along_n, raster.height.divisor) == (tiles_m * tiles_n, 0, min(2, tiles_n))
+    assert raster.band_tiles.divisor == min(2, tiles_n) * tiles_m
 
 
 @pytest.mark.parametrize("config", [SMALL, LARGE, SMALL.swapped(store_stages=0)])

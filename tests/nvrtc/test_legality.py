@@ -192,7 +192,6 @@ def test_arguments_have_the_layout_of_python() -> None:
         asserts.append(f"static_assert(__INTADDR__(&((Arguments*)0)->{name}) == {field.offset});")
         asserts.append(f"static_assert(sizeof(Arguments::{name}) == {field.size});")
     headers = compiler.sources(KernelSpec.of(Problem(64, 64, 64)), LEGAL_ONE)
-    assert len(asserts) == 19
     assert refusal('#include "gemm.cuh"\n' + "\n".join(asserts), headers) is None
 
 

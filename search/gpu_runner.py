@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -233,20 +234,29 @@ class GpuRunner:
             raise LaunchError(f"{self.device} cannot be prepared for {problem}, tried twice: {reason}") from error
 
     def _compiled(self, spec: KernelSpec, configs: Sequence[KernelConfig]) -> Iterator[CompiledKernel | Measurement]:
-        """For each config, in order, the kernel, or the measurement that says why there is none."""
-        ahead: deque[Future[CompiledKernel] | Measurement] = deque()
-        for config in configs:
-            ahead.append(self._start_compiling(spec, config))
-            if len(ahead) > self._compiled_ahead:
-                yield _kernel(ahead.popleft())
-        while ahead:
-            yield _kernel(ahead.popleft())
+        """For each config, in order, the kernel, or the measurement that says why there is none.
 
-    def _start_compiling(self, spec: KernelSpec, config: KernelConfig) -> Future[CompiledKernel] | Measurement:
+        Configs that differ only in what a kernel learns at launch share one job.
+        """
+        ahead: deque[tuple[KernelConfig, Future[CompiledKernel] | Measurement]] = deque()
+        running: dict[tuple[Any, ...], Future[CompiledKernel]] = {}
+        for config in configs:
+            ahead.append((config, self._start_compiling(spec, config, running)))
+            if len(ahead) > self._compiled_ahead:
+                yield _kernel(*ahead.popleft())
+        while ahead:
+            yield _kernel(*ahead.popleft())
+
+    def _start_compiling(
+        self, spec: KernelSpec, config: KernelConfig, running: dict[tuple[Any, ...], Future[CompiledKernel]]
+    ) -> Future[CompiledKernel] | Measurement:
         reason = illegal_reason(config, spec, self.device_spec)
         if reason is not None:
             return Measurement(Status.ILLEGAL, detail=reason)
-        return self._compilers.submit(self._jobs.compile, spec, config, deadline_s=COMPILE_DEADLINE_S)
+        compiled = tuple(config.compiled().values())
+        if compiled not in running:
+            running[compiled] = self._compilers.submit(self._jobs.compile, spec, config, deadline_s=COMPILE_DEADLINE_S)
+        return running[compiled]
 
 
 class _Workers:
@@ -297,12 +307,12 @@ class _Workers:
             self._pool = None
 
 
-def _kernel(pending: Future[CompiledKernel] | Measurement) -> CompiledKernel | Measurement:
-    """What became of a compile job; a kernel that ptxas serialised is not worth running."""
+def _kernel(config: KernelConfig, pending: Future[CompiledKernel] | Measurement) -> CompiledKernel | Measurement:
+    """What became of a config's compile job; a kernel that ptxas serialised is not worth running."""
     if isinstance(pending, Measurement):
         return pending
     try:
-        kernel = pending.result()
+        kernel = replace(pending.result(), config=config)
     except CompileError as error:
         return Measurement(Status.COMPILE_FAILED, detail=str(error))
     except (TimeoutError, ProcessExpired) as error:

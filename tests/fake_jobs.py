@@ -19,13 +19,18 @@ from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import Jobs, Outcome
 
-# `group` is legal from 1 to 64 and has no other meaning here.
+# `block_n` is eight times what a config is to do.
 GOOD, SERIALISED, REFUSED, COMPILER_DIES = 1, 2, 3, 4
 HANGS, EXITS, SEGFAULTS, RAISES, FAULTS, WRONG, HANGS_ON_LARGE, NO_GPU = 11, 12, 13, 14, 15, 16, 17, 18
 LARGE = 4096
 
 prepared: set[Problem] = set()
 """Of this process."""
+
+
+def task(config: KernelConfig) -> int:
+    """What a config is to do; what is none of the above is good."""
+    return config.block_n // 8
 
 
 def note(line: str) -> None:
@@ -36,11 +41,12 @@ def note(line: str) -> None:
 
 def compile_job(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
     """A kernel, a refusal, or the end of the process."""
-    if config.group == REFUSED:
+    note(f"compile {task(config)}")
+    if task(config) == REFUSED:
         raise CompileError("NVRTC refused the kernel", "a log")
-    if config.group == COMPILER_DIES:
+    if task(config) == COMPILER_DIES:
         os.kill(os.getpid(), signal.SIGKILL)
-    advisories = ("C7510",) if config.group == SERIALISED else ()
+    advisories = ("C7510",) if task(config) == SERIALISED else ()
     return CompiledKernel(spec, config, Path("none.cubin"), "gemm", 168, 8, advisories)
 
 
@@ -52,35 +58,35 @@ def prepare(device: int, problem: Problem) -> None:
 
 def measure(device: int, compiled: CompiledKernel, problems: Sequence[Problem]) -> list[Outcome]:
     """Does to each problem what the config says."""
-    note(f"measure {compiled.config.group} {len(problems)} {os.getpid()}")
+    note(f"measure {task(compiled.config)} {len(problems)} {os.getpid()}")
     outcomes = []
     for problem in problems:
         assert problem in prepared, "measured in a process where it was not prepared"
-        outcomes.append(behave(compiled.config.group, problem))
+        outcomes.append(behave(task(compiled.config), problem))
         if outcomes[-1].poisoned:
             break
     return outcomes
 
 
-def behave(group: int, problem: Problem) -> Outcome:
+def behave(doing: int, problem: Problem) -> Outcome:
     """One launch."""
-    if group == HANGS:
+    if doing == HANGS:
         # A process that waits inside the CUDA driver does not see SIGTERM either.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         time.sleep(600)
-    if group == HANGS_ON_LARGE and problem.m == LARGE:
+    if doing == HANGS_ON_LARGE and problem.m == LARGE:
         time.sleep(600)
-    if group == EXITS:
+    if doing == EXITS:
         os._exit(7)
-    if group == SEGFAULTS:
+    if doing == SEGFAULTS:
         os.kill(os.getpid(), signal.SIGSEGV)
-    if group == RAISES:
+    if doing == RAISES:
         raise ValueError("a defect")
-    if group == NO_GPU:
+    if doing == NO_GPU:
         raise LaunchError("no GPU at all")
-    if group == FAULTS:
+    if doing == FAULTS:
         return Outcome(Measurement(Status.LAUNCH_FAILED, detail="an illegal memory access"), poisoned=True)
-    if group == WRONG:
+    if doing == WRONG:
         return Outcome(Measurement(Status.WRONG_RESULT, error=0.5))
     return Outcome(Measurement(Status.OK, samples_us=(float(problem.m),), baseline_us=(100.0,), error=2e-4))
 
@@ -88,7 +94,7 @@ def behave(group: int, problem: Problem) -> Outcome:
 def confirm(device: int, problem: Problem, compiled: Sequence[CompiledKernel]) -> list[Outcome]:
     """All kernels in one run; the first that faults ends it."""
     note(f"confirm {len(compiled)}")
-    outcomes = [behave(kernel.config.group, problem) for kernel in compiled]
+    outcomes = [behave(task(kernel.config), problem) for kernel in compiled]
     failed = [outcome for outcome in outcomes if outcome.poisoned]
     return failed[:1] or outcomes
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cupygemm import provenance
-from cupygemm.config import KernelConfig
+from cupygemm.compiler import CompiledKernel
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import LaunchError
 from cupygemm.measurement import Status
@@ -20,12 +21,12 @@ from tests import fake_jobs
 
 PROBLEM = Problem(2048, 2048, 4096)
 SMALL, LARGE = Problem(64, 2048, 4096), Problem(fake_jobs.LARGE, 2048, 4096)
-CONFIG = KernelConfig(128, 256, 64, 3, 2, False, 1, 1, False, fake_jobs.GOOD, 40, 1, 2)
+CONFIG = KernelConfig(128, 8 * fake_jobs.GOOD, 64, 3, 2, False, 1, 1, False, 1, 40, 1, 2)
 DEADLINE_S = 2.0
 
 
-def doing(*groups: int) -> list[KernelConfig]:
-    return [CONFIG.swapped(group=group) for group in groups]
+def doing(*tasks: int) -> list[KernelConfig]:
+    return [CONFIG.swapped(block_n=8 * task) for task in tasks]
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_hangs_crashes_and_faults_are_statuses_and_the_next_config_runs(runner: 
         fake_jobs.FAULTS: (Status.LAUNCH_FAILED, "illegal memory access"),
         fake_jobs.RAISES: (Status.LAUNCH_FAILED, "ValueError: a defect"),
     }
-    found = list(runner.run(PROBLEM, doing(good, *(group for each in bad for group in (each, good)))))
+    found = list(runner.run(PROBLEM, doing(good, *(task for each in bad for task in (each, good)))))
     assert [each.status for each in found[::2]] == [Status.OK] * (len(bad) + 1)
     assert [each.status for each in found[1::2]] == [status for status, _ in bad.values()]
     for each, (_, words) in zip(found[1::2], bad.values(), strict=True):
@@ -159,9 +160,9 @@ def test_finalists_are_confirmed_in_one_run(runner: GpuRunner, log: Path) -> Non
     assert lines(log, "confirm") == [["confirm", "2"]]
 
 
-@pytest.mark.parametrize("group", [fake_jobs.FAULTS, fake_jobs.EXITS])
-def test_a_finalist_that_fails_does_not_take_the_others_along(runner: GpuRunner, log: Path, group: int) -> None:
-    found = runner.confirm(PROBLEM, doing(fake_jobs.GOOD, group))
+@pytest.mark.parametrize("task", [fake_jobs.FAULTS, fake_jobs.EXITS])
+def test_a_finalist_that_fails_does_not_take_the_others_along(runner: GpuRunner, log: Path, task: int) -> None:
+    found = runner.confirm(PROBLEM, doing(fake_jobs.GOOD, task))
     assert [each.ok for each in found] == [True, False]
     assert lines(log, "confirm") == [["confirm", count] for count in "211"]
 
@@ -178,3 +179,10 @@ def test_a_gpu_is_measured_by_one_at_a_time(runner: GpuRunner) -> None:
         open_runner()
     runner.close()
     open_runner().close()
+
+
+def test_configs_that_differ_at_launch_alone_are_compiled_once(runner: GpuRunner, log: Path) -> None:
+    configs = [CONFIG, CONFIG.swapped(group=8), CONFIG.swapped(stages=4), CONFIG.swapped(keep_out=-1)]
+    kernels = list(runner._compiled(KernelSpec.of(PROBLEM), configs))
+    assert [kernel.config for kernel in kernels if isinstance(kernel, CompiledKernel)] == configs
+    assert len(lines(log, "compile")) == 2

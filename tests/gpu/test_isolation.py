@@ -23,7 +23,7 @@ from tests.gpu.protocol import LARGE
 
 pytestmark = pytest.mark.gpu
 
-# `group` says what becomes of the config; any other value is healthy.
+# `block_n` / 8 says what becomes of the config; any other value is healthy.
 HANGS, FAULTS, IS_WRONG, CRASHES_COMPILER = 2, 3, 5, 7
 CHANGES = {
     HANGS: ("gemm.cuh", "TileA::BYTES + TileB::BYTES);", "TileA::BYTES + TileB::BYTES + 16);"),
@@ -36,18 +36,19 @@ PROBLEM = Problem(512, 512, 512)
 
 def compile_some_wrong(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
     """What the compiling processes of the runner under test do."""
-    if config.group == CRASHES_COMPILER:
+    task = config.block_n // 8
+    if task == CRASHES_COMPILER:
         os.kill(os.getpid(), signal.SIGSEGV)
     healthy = compiler.compile_kernel(spec, config)
-    if config.group not in CHANGES:
+    if task not in CHANGES:
         return healthy
-    name, old, new = CHANGES[config.group]
+    name, old, new = CHANGES[task]
     headers = compiler.sources(spec, config)
     if headers[name].count(old) != 1:
         raise AssertionError(f"the source has moved on: {old!r} is not in {name}")
     changed = {**headers, name: headers[name].replace(old, new)}
     program = compiler.compile_program(kernel_source.name_expression(spec, config), changed)
-    cubin = healthy.cubin.with_suffix(f".mutant{config.group}")  # configs that differ in `group` share a cubin
+    cubin = healthy.cubin.with_suffix(".mutant")
     cubin.write_bytes(program.cubin)
     return dataclasses.replace(healthy, cubin=cubin, lowered_name=program.lowered_name)
 
@@ -55,9 +56,9 @@ def compile_some_wrong(spec: KernelSpec, config: KernelConfig) -> CompiledKernel
 def test_the_search_survives_its_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path))
     jobs = dataclasses.replace(GPU_JOBS, compile=compile_some_wrong)
-    groups = (1, HANGS, 4, FAULTS, 6, CRASHES_COMPILER, 8, IS_WRONG, 9)
+    tasks = (1, HANGS, 4, FAULTS, 6, CRASHES_COMPILER, 8, IS_WRONG, 9)
     with GpuRunner(compile_workers=4, deadline_s=5.0, jobs=jobs) as runner:
-        found = list(runner.run(PROBLEM, [HEALTHY.swapped(group=group) for group in groups]))
+        found = list(runner.run(PROBLEM, [HEALTHY.swapped(block_n=8 * task) for task in tasks]))
         again = list(runner.run(PROBLEM, [HEALTHY]))
     assert [measurement.status for measurement in found] == [
         Status.OK,

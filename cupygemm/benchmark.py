@@ -7,7 +7,7 @@ from typing import Any
 from cupygemm.config import KernelConfig
 from cupygemm.errors import VerificationError
 from cupygemm.measure import CUBLAS, CUBLASLT, THOROUGH, WRONG_BASELINE, Bench, Effort, Timing
-from cupygemm.measurement import Measurement, Status
+from cupygemm.measurement import spread
 from cupygemm.names import ROTATED
 from cupygemm.operands import Launch
 from cupygemm.problem import Problem
@@ -62,7 +62,9 @@ def result_row(
         config: None where cuBLAS computed it.
         bytes_rotated: of all operand sets.
     """
-    spread = Measurement(Status.OK, samples_us=tuple(timing.samples_us[OWN])).spread
+    own, cublas = timing.samples_us[OWN], timing.samples_us.get(CUBLAS, [])
+    # Of one round each, where both had the same clock: what moves both does not move their ratio.
+    ratios = [theirs / ours for ours, theirs in zip(own, cublas, strict=False)]
     return {
         **problem.to_dict(),
         "pdl": False,
@@ -71,7 +73,8 @@ def result_row(
         "kernel": "cublas" if config is None else "own",
         **{f"{name}_us": timing.median_us(name) for name in (OWN, CUBLAS, CUBLASLT, TORCH)},
         "error": error,
-        "spread": spread,
+        "spread": spread(own),
+        "ratio_spread": spread(ratios),
         "config": None if config is None else config.to_dict(),
         "sm_clock_mhz": timing.reading.clock_mhz,
         "power_w": timing.reading.power_w,

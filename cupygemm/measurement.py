@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median, quantiles
@@ -9,6 +10,14 @@ from typing import Any, Self
 
 from cupygemm.config import KernelConfig
 from cupygemm.problem import Problem
+
+
+def spread(samples: Sequence[float]) -> float | None:
+    """Half the interquartile range over the median; None of fewer than two samples."""
+    if len(samples) < 2:
+        return None
+    low, middle, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / 2 / middle
 
 
 class Status(StrEnum):
@@ -89,10 +98,7 @@ class Measurement:
     @property
     def spread(self) -> float | None:
         """Half the interquartile range over the median; None unless OK with at least two samples."""
-        if not self.ok or len(self.samples_us) < 2:
-            return None
-        low, middle, high = quantiles(self.samples_us, n=4, method="inclusive")
-        return (high - low) / 2 / middle
+        return spread(self.samples_us) if self.ok else None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:

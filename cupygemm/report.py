@@ -247,6 +247,11 @@ COLUMNS = (
     _over("cublas_us", "cuBLAS"),
     _over("cublaslt_us", "cublasLt"),
     Column("spread", lambda row: _value(row.get("spread"), ".1%"), lambda row: row.get("spread") is not None),
+    Column(
+        "spread of cuBLAS / cupygemm",
+        lambda row: _value(row.get("ratio_spread"), ".2%"),
+        lambda row: row.get("ratio_spread") is not None,
+    ),
 )
 
 

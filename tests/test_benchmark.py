@@ -82,6 +82,9 @@ def test_a_row_has_every_field_of_the_schema() -> None:
     assert (row["mode"], row["bytes_rotated"], row["pdl"], row["kernel"]) == ("rotated", 125829120, False, "own")
     assert row["error"] == 2.1e-4
     assert row["spread"] == pytest.approx(1.0 / 42.0)
+    # 45 / 40, 46 / 44 and 44 / 42, of the rounds that both have.
+    low, middle, high = sorted((45 / 40, 46 / 44, 44 / 42))
+    assert row["ratio_spread"] == pytest.approx((high - low) / 4 / middle)
     assert KernelConfig.from_dict(row["config"]) == CONFIG
     assert (row["sm_clock_mhz"], row["power_w"]) == (1755, 690.0)
 

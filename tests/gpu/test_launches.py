@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 from cupygemm import driver, verify
+from cupygemm.operands import Operands
+from cupygemm.plan import Plan
 from cupygemm.problem import Problem
 from tests.gpu.protocol import CONFIGS, LARGE, Kernels, operands
 
@@ -43,42 +46,41 @@ def test_repeated_launches_are_bitwise_equal(name: str, kernels: Kernels) -> Non
     assert int(different) == 0
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_each_launch_of_many_is_compared(name: str, kernels: Kernels) -> None:
-    """As above at a size of several tiles a CTA, comparing after every launch: epilogue and next loads overlap."""
-    cupy = driver.cupy()
-    config = CONFIGS[name]
-    problem = Problem(2056, 2064, 200)
-    plan = kernels.plan(problem, config, max_sms=64)
-    given = operands(problem, verify.POSITIVE_MEAN, 4)
-    first, out = given.out.copy(), given.out
-    plan.launch(given._replace(out=first))
-    assert verify.check(first, verify.Reference.of(given, problem)).ok
+def differing(plan: Plan, given: Operands, first: Any) -> int:
+    """Elements that differ from `first` in 300 launches, each into a poisoned result."""
+    cupy, out = driver.cupy(), given.out
     different = cupy.zeros((), dtype=cupy.int64)
     for _ in range(300):
         out.fill(float("nan"))
         plan.launch(given)
         different += (out.view(cupy.uint16) != first.view(cupy.uint16)).sum()
-    assert int(different) == 0
+    return int(different)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_launch_of_many_is_compared(name: str, kernels: Kernels) -> None:
+    """As above at a size of several tiles a CTA, comparing after every launch: epilogue and next loads overlap."""
+    config = CONFIGS[name]
+    problem = Problem(2056, 2064, 200)
+    plan = kernels.plan(problem, config, max_sms=64)
+    given = operands(problem, verify.POSITIVE_MEAN, 4)
+    first = given.out.copy()
+    plan.launch(given._replace(out=first))
+    assert verify.check(first, verify.Reference.of(given, problem)).ok
+    assert differing(plan, given, first) == 0
 
 
 @pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.ping_pong])
 def test_turns_of_one_stage(name: str, kernels: Kernels) -> None:
     """The shortest turns there are: a warp that is late for one must not miss it."""
-    cupy = driver.cupy()
     config = CONFIGS[name]
     problem = Problem(4096, 4096, config.block_k)
     plan = kernels.plan(problem, config)
     given = operands(problem, verify.ZERO_MEAN, 5)
-    first, out = given.out.copy(), given.out
+    first = given.out.copy()
     plan.launch(given._replace(out=first))
     assert verify.check(first, verify.Reference.of(given, problem)).ok
-    different = cupy.zeros((), dtype=cupy.int64)
-    for _ in range(300):
-        out.fill(float("nan"))
-        plan.launch(given)
-        different += (out.view(cupy.uint16) != first.view(cupy.uint16)).sum()
-    assert int(different) == 0
+    assert differing(plan, given, first) == 0
 
 
 def test_two_streams_at_once(kernels: Kernels) -> None:

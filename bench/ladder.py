@@ -8,6 +8,7 @@ with --sustained by the geometric mean of both ways of measuring.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ from cupygemm.gpu_lock import holding_gpu
 from cupygemm.measure import CUBLAS, CUBLASLT, THOROUGH, Bench, Timing
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import ROTATED, SUSTAINED
+from cupygemm.operands import Launch
 from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.results import times_document, write_results
@@ -129,13 +131,15 @@ def main(
     with holding_gpu(0):
         for problem, steps in plan:
             found: dict[str, list[dict[str, Any]]] = {}
+            bench = Bench(problem)
+            launches, errors = _ready(bench, steps, failures)
             for mode in (ROTATED, SUSTAINED) if sustained else (ROTATED,):
-                for row in _measure(problem, steps, mode, failures):
+                for row in _measure(bench, steps, launches, errors, mode):
                     rows.append(row)
                     found.setdefault(row["step"], []).append(row)
                     click.echo(f"{problem} {mode} {row['step']}: {_ratio(row):.3f} of cuBLAS")
                 write_results(output, times_document(output.stem, command, facts, rows, failures=failures))
-            if bundle_path is not None:
+            if bundle_path is not None and found:
                 best = max(found.values(), key=lambda each: prod(map(_ratio, each)))
                 _keep(bundle_path, _entry(problem, best[0], len(found), facts), facts)
     if failures:
@@ -159,19 +163,21 @@ def _legal(problem: Problem, steps: Steps) -> Steps:
 
 def _compile(kernel: tuple[Problem, KernelConfig]) -> None:
     problem, config = kernel
-    compile_kernel(KernelSpec.of(problem), config)
+    with contextlib.suppress(CupygemmError):  # `_ready` meets it again, and says so
+        compile_kernel(KernelSpec.of(problem), config)
 
 
-def _measure(
-    problem: Problem, steps: Mapping[str, KernelConfig], mode: str, failures: list[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """A row a step, of one run with cuBLAS and the best cublasLt algorithm; steps that do not run become failures.
+def _ready(
+    bench: Bench, steps: Mapping[str, KernelConfig], failures: list[dict[str, Any]]
+) -> tuple[dict[str, Launch], dict[str, float]]:
+    """What each step launches, and its error against float64; steps that do not run become failures.
 
     Raises:
         VerificationError: a step is wrong.
     """
-    bench = Bench(problem)
-    launches, errors = {}, {}
+    problem = bench.problem
+    launches: dict[str, Launch] = {}
+    errors: dict[str, float] = {}
     for name, config in steps.items():
         try:
             plan = Plan(problem, LoadedKernel(compile_kernel(KernelSpec.of(problem), config)))
@@ -183,15 +189,28 @@ def _measure(
         if not verdict.ok:
             raise VerificationError(f"{problem} {name}: {verdict.detail}")
         launches[name], errors[name] = plan.launch, verdict.error
+    return launches, errors
+
+
+def _measure(
+    bench: Bench,
+    steps: Mapping[str, KernelConfig],
+    launches: Mapping[str, Launch],
+    errors: Mapping[str, float],
+    mode: str,
+) -> Iterator[dict[str, Any]]:
+    """A row a step, of one run with cuBLAS and the best cublasLt algorithm."""
     best = bench.cublaslt(mode)
     baselines = {} if best is None else {CUBLASLT: best.run}
     timing = bench.time({**launches, **baselines}, THOROUGH, mode)
-    for name, relative in errors.items():
+    for name, error in errors.items():
         samples = {OWN: timing.samples_us[name], **{key: timing.samples_us[key] for key in (*baselines, CUBLAS)}}
         # By turns there is one clock, which all make together.
         own = Timing(samples, timing.readings.get(name, timing.reading))
-        row = result_row(problem, own, relative, steps[name], mode, bench.bytes_rotated(mode))
-        yield {"step": name, **row}
+        yield {
+            "step": name,
+            **result_row(bench.problem, own, error, steps[name], mode, bench.bytes_rotated(mode)),
+        }
 
 
 def _keep(path: Path, entry: Entry, facts: dict[str, Any]) -> None:

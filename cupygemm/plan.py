@@ -122,12 +122,15 @@ class Plan:
         self._a_box = tensor_map.a_box(config, spec)
         self._b_box = tensor_map.b_box(config, spec)
         self._out_box = tensor_map.out_box(config, spec)
-        self._constants = (
-            problem.m,
-            problem.n,
-            problem.k,
-            Raster.of(config, tiles_m, tiles_n),
-            *(_L2_POLICIES[keep] for keep in (config.keep_a, config.keep_b, config.keep_out)),
+        # All but the result's place; a call copies it, which is quicker than filling it in.
+        self._template = _Arguments(
+            m=problem.m,
+            n=problem.n,
+            k=problem.k,
+            raster=Raster.of(config, tiles_m, tiles_n),
+            policy_a=_L2_POLICIES[config.keep_a],
+            policy_b=_L2_POLICIES[config.keep_b],
+            policy_out=_L2_POLICIES[config.keep_out],
         )
         self._no_map = TensorMap()
 
@@ -154,8 +157,9 @@ class Plan:
             map_out = tensor_map.encode(_matrix("out", out, shape, spec.out_dtype, False), self._out_box)
         else:
             _check_rows("out", out, shape, spec.out_dtype)
-        row_stride = out.strides[0] // out.dtype.itemsize
-        arguments = _Arguments(out.data.ptr, row_stride, *self._constants)
+        arguments = _Arguments.from_buffer_copy(self._template)
+        arguments.out = out.data.ptr
+        arguments.out_row_stride = out.strides[0] // out.dtype.itemsize
         self._enqueue((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
 
     def launch(self, operands: Operands) -> None:

@@ -179,29 +179,28 @@ def test_arguments_lie_as_in_the_kernel() -> None:
 
 
 def test_the_kernel_is_told_sizes_order_and_hints(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[Any, ...]] = []
+    told: list[plan._Arguments] = []
 
-    class Arguments(plan._Arguments):
-        def __init__(self, *values: Any) -> None:
-            told.append(values)
-            super().__init__(*values)
+    def enqueue(ready: Plan, addresses: tuple[int, ...]) -> None:
+        told.append(plan._Arguments.from_buffer_copy(plan._Arguments.from_address(addresses[-1])))
 
-    monkeypatch.setattr(plan, "_Arguments", Arguments)
+    monkeypatch.setattr(Plan, "_enqueue", enqueue)
     problem = Problem(600, 200, 72)
     config = SMALL.swapped(raster_along_n=False, group=2, keep_a=-1, keep_b=0, keep_out=1)
     ready = Plan(problem, loaded(gpu, config, problem))
     given = Operands(*operands(gpu, problem), gpu.empty((600, 200), np.float16))
     ready.launch(given)
-    ((out, row_stride, m, n, k, raster, *policies),) = told
-    assert (out, row_stride, m, n, k) == (given.out.data.ptr, 200, 600, 200, 72)
+    (got,) = told
+    assert (got.out, got.out_row_stride, got.m, got.n, got.k) == (given.out.data.ptr, 200, 600, 200, 72)
     # Evict first, as usual, evict last.
-    assert policies == [0x12F0000000000000, 0x1000000000000000, 0x14F0000000000000]
+    policies = (got.policy_a, got.policy_b, got.policy_out)
+    assert policies == (0x12F0000000000000, 0x1000000000000000, 0x14F0000000000000)
     tiles_m, tiles_n = -(-600 // config.block_m), -(-200 // config.block_n)
     assert tiles_m != tiles_n
     expected = Raster.of(config, tiles_m, tiles_n)
-    assert bytes(raster) == bytes(expected)
-    assert (raster.tiles, raster.along_n, raster.height.divisor) == (tiles_m * tiles_n, 0, min(2, tiles_n))
-    assert raster.band_tiles.divisor == min(2, tiles_n) * tiles_m
+    assert bytes(got.raster) == bytes(expected)
+    assert (got.raster.tiles, got.raster.along_n, got.raster.height.divisor) == (tiles_m * tiles_n, 0, min(2, tiles_n))
+    assert got.raster.band_tiles.divisor == min(2, tiles_n) * tiles_m
 
 
 @pytest.mark.parametrize("config", [SMALL, LARGE, SMALL.swapped(store_stages=0)])

@@ -12,6 +12,7 @@
 #include "operand.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
+#include "split_k.cuh"
 #include "wgmma_mma_async.cuh"
 
 template <KernelSpec SPEC, KernelConfig CONFIG>
@@ -19,6 +20,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
     using TileA = OperandTile<SPEC.a_major, SPEC.a_dtype, CONFIG.block_m, CONFIG.block_k, CONFIG.cluster_n>;
     using TileB = OperandTile<SPEC.b_major, SPEC.b_dtype, CONFIG.block_n, CONFIG.block_k, CONFIG.cluster_m>;
     using Store = TmaStore<SPEC, CONFIG>;
+    using Sums = PartialSums<CONFIG>;
     static constexpr int MMA_K = MMA_K_BYTES / dtype_bytes(SPEC.a_dtype);
     static constexpr int M_STEPS = CONFIG.consumer_m() / MMA_M;
     static constexpr int N = CONFIG.consumer_n();
@@ -32,9 +34,16 @@ struct Gemm : Legal<SPEC, CONFIG> {
         uint8_t a[CONFIG.stages][TileA::BYTES];
         uint8_t b[CONFIG.stages][TileB::BYTES];
         uint8_t store[STORE_BYTES > 0 ? STORE_BYTES : 16];
+        uint8_t received[CONFIG.cluster_k > 1 ? CONFIG.consumers * Sums::INBOX_BYTES : 16];
         uint64_t full[CONFIG.stages];
         uint64_t empty[CONFIG.stages];
         uint64_t turn[CONFIG.consumers];
+        uint64_t sums_full[CONFIG.consumers];
+        uint64_t sums_empty[CONFIG.consumers];
+
+        __device__ __forceinline__ typename Sums::Inbox inbox(int consumer) {
+            return {received + consumer * Sums::INBOX_BYTES, &sums_full[consumer], &sums_empty[consumer]};
+        }
     };
 
     // Position in the ring: the slot, and the parity of the phase its barriers are in.
@@ -57,12 +66,17 @@ struct Gemm : Legal<SPEC, CONFIG> {
     // Which tiles this CTA computes: its cluster's share of the grid, and its own place in the cluster.
     struct Schedule {
         const Raster& raster;
-        int rank_m, rank_n, first, step;
+        int rank_m, rank_n, rank_k, first, step;
+        int k_begin, k_end;  // the slice of K
 
         __device__ __forceinline__ Schedule(const Arguments& args) : raster(args.raster) {
             const int rank = CONFIG.cluster_size() == 1 ? 0 : static_cast<int>(cluster_cta_rank());
             rank_m = rank % CONFIG.cluster_m;
-            rank_n = rank / CONFIG.cluster_m;
+            rank_n = rank / CONFIG.cluster_m % CONFIG.cluster_n;
+            rank_k = rank / CONFIG.cluster_plane();
+            const int stages = ceil_div(args.k, CONFIG.block_k);
+            k_begin = CONFIG.cluster_k == 1 ? 0 : rank_k * stages / CONFIG.cluster_k * CONFIG.block_k;
+            k_end = CONFIG.cluster_k == 1 ? args.k : min(args.k, (rank_k + 1) * stages / CONFIG.cluster_k * CONFIG.block_k);
             first = blockIdx.x / CONFIG.cluster_size();
             step = gridDim.x / CONFIG.cluster_size();
         }
@@ -87,6 +101,9 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 mbarrier_init(&shared.turn[consumer], WARPGROUP / WARP);
             }
         }
+        if constexpr (CONFIG.cluster_k > 1) {
+            for (int consumer = 0; consumer < CONFIG.consumers; ++consumer) Sums::init_barriers(shared.inbox(consumer));
+        }
         fence_mbarrier_init();
         fence_proxy_async();  // TMA, in the async proxy, is what signals `full`
     }
@@ -97,12 +114,15 @@ struct Gemm : Legal<SPEC, CONFIG> {
                                                    const Schedule& schedule, TileIndex tile) {
         // Rank is rank_m + cluster_m · rank_n: a cluster row (same rank_m) shares A, a column (same rank_n) shares B.
         uint16_t row_mask = 0;
-        for (int peer = 0; peer < CONFIG.cluster_n; ++peer) row_mask |= 1u << (schedule.rank_m + CONFIG.cluster_m * peer);
-        const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (CONFIG.cluster_m * schedule.rank_n);
+        const int plane = CONFIG.cluster_plane() * schedule.rank_k;
+        for (int peer = 0; peer < CONFIG.cluster_n; ++peer) {
+            row_mask |= 1u << (plane + schedule.rank_m + CONFIG.cluster_m * peer);
+        }
+        const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (plane + CONFIG.cluster_m * schedule.rank_n);
         RingPosition ring;
         for (int t = schedule.first; t < schedule.raster.tiles;) {
 #pragma unroll 1  // unrolled, it spills where the producer has 24 registers
-            for (int k = 0; k < args.k; k += CONFIG.block_k) {
+            for (int k = schedule.k_begin; k < schedule.k_end; k += CONFIG.block_k) {
                 // Wait for the consumers (of all sharers) to let go of the slot; passes at once the first time round.
                 mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
                 uint64_t* full = &shared.full[ring.slot];
@@ -120,7 +140,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
         }
         // No CTA may leave while a peer can still signal its barriers: wait until every slot has been let go by all. What
         // peers multicast into this CTA has arrived by then, since its own consumers waited for it.
-        if constexpr (CONFIG.cluster_size() > 1) {
+        if constexpr (CONFIG.cluster_plane() > 1) {
             for (int slot = 0; slot < CONFIG.stages; ++slot) {
                 mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
                 ring.advance();
@@ -133,13 +153,13 @@ struct Gemm : Legal<SPEC, CONFIG> {
     // waits for `full`.
     __device__ __forceinline__ static void release(SharedStorage& shared, uint32_t slot, const Schedule& schedule) {
         const int thread = threadIdx.x % WARPGROUP;
-        if constexpr (CONFIG.cluster_size() == 1) {
+        if constexpr (CONFIG.cluster_plane() == 1) {
             if (thread == 0) mbarrier_arrive(&shared.empty[slot]);
         } else {
             const bool in_column = thread / CONFIG.cluster_m == schedule.rank_n;
             const bool in_row = thread % CONFIG.cluster_m == schedule.rank_m;
-            if (thread < CONFIG.cluster_size() && (in_column || in_row)) {
-                mbarrier_arrive_remote(&shared.empty[slot], thread);
+            if (thread < CONFIG.cluster_plane() && (in_column || in_row)) {
+                mbarrier_arrive_remote(&shared.empty[slot], CONFIG.cluster_plane() * schedule.rank_k + thread);
             }
         }
     }
@@ -162,6 +182,23 @@ struct Gemm : Legal<SPEC, CONFIG> {
         wgmma_commit_group();
     }
 
+    // Stores a consumer's rows of COLUMNS columns at (m, n).
+    template <int COLUMNS>
+    __device__ __forceinline__ static void store(const float (&d)[M_STEPS][COLUMNS / 2], const CUtensorMap* map_c,
+                                                 const Arguments& args, uint8_t* buffers, uint32_t& store_turn, int m,
+                                                 int n, int consumer) {
+#pragma unroll
+        for (int step = 0; step < M_STEPS; ++step) {
+            const int step_m = m + step * MMA_M;
+            if constexpr (CONFIG.store_stages > 0) {
+                Store::template store<COLUMNS>(d[step], map_c, args.policy_out, buffers, store_turn, step_m, n, consumer);
+            } else {
+                DirectStore<SPEC.out_dtype>::template store<COLUMNS>(d[step], args.out, args.out_row_stride, step_m, n,
+                                                                     args.m, args.n);
+            }
+        }
+    }
+
     // One warpgroup: multiplies stage after stage, lets each go, and stores the tile.
     __device__ __forceinline__ static void consume(SharedStorage& shared, const CUtensorMap* map_c,
                                                    const Arguments& args, const Schedule& schedule, int consumer) {
@@ -179,6 +216,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
         const int tile_stages = ceil_div(args.k, CONFIG.block_k);
         if constexpr (CONFIG.ping_pong) ring.skip(turn * tile_stages);
         uint32_t turn_parity = turn == 0;  // nobody goes before the first consumer's first tile
+        uint32_t tile_parity = 0;
         for (int t = schedule.first + turn * schedule.step; t < schedule.raster.tiles; t += TURNS * schedule.step) {
             // Computed here, where its divisions overlap the first loads, and not between the last WGMMA and the store.
             TileIndex tile = schedule.element(t);
@@ -188,17 +226,17 @@ struct Gemm : Legal<SPEC, CONFIG> {
             // only: waiting for `full` further ahead would take the other's stage for this one's.
             if constexpr (CONFIG.ping_pong) mbarrier_wait(&shared.turn[consumer], turn_parity);
             uint32_t previous = ring.slot;
-            for (int k = 0; k < args.k; k += CONFIG.block_k) {
+            for (int k = schedule.k_begin; k < schedule.k_end; k += CONFIG.block_k) {
                 // Wait for TMA to deliver the slot.
                 mbarrier_wait(&shared.full[ring.slot], ring.parity);
                 multiply(first_a + ring.slot * descriptor_step(TileA::BYTES),
-                         first_b + ring.slot * descriptor_step(TileB::BYTES), d, k > 0);
+                         first_b + ring.slot * descriptor_step(TileB::BYTES), d, k > schedule.k_begin);
                 // Let go of the newest slot that no WGMMA in flight still reads.
                 wgmma_wait_group<CONFIG.wait_depth>();
                 if constexpr (CONFIG.wait_depth == 0) {
                     release(shared, ring.slot, schedule);
                 } else {
-                    if (k > 0) release(shared, previous, schedule);
+                    if (k > schedule.k_begin) release(shared, previous, schedule);
                     previous = ring.slot;
                 }
                 ring.advance();
@@ -212,23 +250,35 @@ struct Gemm : Legal<SPEC, CONFIG> {
             }
             if constexpr (CONFIG.wait_depth > 0) {
                 wgmma_wait_group<0>();
-                release(shared, previous, schedule);
+                if (CONFIG.cluster_k == 1 || schedule.k_begin < schedule.k_end) release(shared, previous, schedule);
             }
 #pragma unroll
             for (int step = 0; step < M_STEPS; ++step) {
 #pragma unroll
                 for (int i = 0; i < N / 2; ++i) pin_register(d[step][i]);
-                const int m = tile.m + row + step * MMA_M;
-                if constexpr (CONFIG.store_stages > 0) {
-                    Store::template store<N>(d[step], map_c, args.policy_out, buffers, store_turn, m, tile.n + column,
-                                             consumer);
-                } else {
-                    DirectStore<SPEC.out_dtype>::template store<N>(d[step], args.out, args.out_row_stride, m,
-                                                                   tile.n + column, args.m, args.n);
+            }
+            const int m = tile.m + row, n = tile.n + column;
+            if constexpr (CONFIG.cluster_k == 1) {
+                store<N>(d, map_c, args, buffers, store_turn, m, n, consumer);
+            } else {
+                // K has fewer stages than slices: this one is empty, and d still holds the tile before.
+                if (schedule.k_begin >= schedule.k_end) {
+#pragma unroll
+                    for (int step = 0; step < M_STEPS; ++step) {
+#pragma unroll
+                        for (int i = 0; i < N / 2; ++i) d[step][i] = 0.0f;
+                    }
                 }
+                constexpr int PART_N = CONFIG.part_n();
+                float part[M_STEPS][PART_N / 2];
+                Sums::exchange(shared.inbox(consumer), d, part, schedule.rank_k,
+                               schedule.rank_m + CONFIG.cluster_m * schedule.rank_n, tile_parity);
+                tile_parity ^= 1;
+                store<PART_N>(part, map_c, args, buffers, store_turn, m, n + schedule.rank_k * PART_N, consumer);
             }
             if constexpr (CONFIG.ping_pong) ring.skip((TURNS - 1) * tile_stages);
         }
+        if constexpr (CONFIG.cluster_k > 1) Sums::drain(shared.inbox(consumer), tile_parity);
         // Shared memory must outlive TMA's reads of it.
         if constexpr (CONFIG.store_stages > 0) {
             if (threadIdx.x % WARPGROUP == 0) bulk_wait_group_read<0>();

@@ -98,6 +98,8 @@ class KernelConfig:
         store_stages: shared-memory buffers through which a consumer stores with TMA; 0 stores from registers.
         ping_pong: the consumers take whole tiles by turns, so that one stores while another multiplies; without it
             they divide each tile.
+        cluster_k: CTAs of a cluster that divide K: each sums its slice for the whole tile, and they exchange and add
+            parts of the sums through distributed shared memory.
         l2_promotion: bytes that a miss of an operand's load fetches into the L2 at least: 0 for no more than was asked,
             64, 128 or 256.
         keep_a, keep_b, keep_out: how long the L2 keeps lines of A, B and the result: -1 they are evicted first, 0 as
@@ -121,6 +123,7 @@ class KernelConfig:
     wait_depth: int
     store_stages: int
     ping_pong: bool = False
+    cluster_k: int = 1
     l2_promotion: int = field(default=256, metadata=AT_LAUNCH)
     keep_a: int = field(default=0, metadata=AT_LAUNCH)
     keep_b: int = field(default=0, metadata=AT_LAUNCH)
@@ -158,7 +161,7 @@ class KernelConfig:
     @property
     def cluster_size(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.cluster_k
 
     @property
     def threads(self) -> int:
@@ -174,6 +177,11 @@ class KernelConfig:
     def consumer_n(self) -> int:
         """Columns of the tile that one consumer computes."""
         return self.block_n // self.consumers if self.split_n else self.block_n
+
+    @property
+    def part_n(self) -> int:
+        """Columns of a consumer's tile that one CTA stores."""
+        return self.consumer_n // self.cluster_k
 
     @property
     def accumulators(self) -> int:
@@ -198,10 +206,10 @@ class KernelConfig:
 
 
 def store_columns(config: KernelConfig, spec: KernelSpec) -> int:
-    """Columns of the sub-tile of one TMA store: the widest of 128, 64, 32 or 16 bytes that divides consumer_n."""
+    """Columns of the sub-tile of one TMA store: the widest of 128, 64, 32 or 16 bytes that divides part_n."""
     out_bytes = DTYPES[spec.out_dtype].bytes
     for row_bytes in (128, 64, 32):
-        if config.consumer_n % (row_bytes // out_bytes) == 0:
+        if config.part_n % (row_bytes // out_bytes) == 0:
             return row_bytes // out_bytes
     return 16 // out_bytes
 
@@ -222,11 +230,12 @@ def stage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
 
 
 def shared_storage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
-    """sizeof(SharedStorage) in cuda_src/gemm.cuh: stages, store buffers, two barriers a stage and one a consumer."""
+    """sizeof(SharedStorage) in cuda_src/gemm.cuh: stages, store buffers, parts of sums, two barriers a stage, three a consumer."""
     store = store_columns(config, spec) * DTYPES[spec.out_dtype].bytes * MMA_M
     buffers = config.consumers * config.store_stages * store
-    barriers = 8 * (2 * config.stages + config.consumers)
-    total = config.stages * stage_bytes(config, spec) + buffers + barriers
+    barriers = 8 * (2 * config.stages + 3 * config.consumers)
+    received = (config.cluster_k - 1) * config.consumers * config.consumer_m * config.part_n * 4
+    total = config.stages * stage_bytes(config, spec) + buffers + received + barriers
     return -(-total // SWIZZLE_ATOM_BYTES) * SWIZZLE_ATOM_BYTES
 
 
@@ -308,11 +317,17 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec)
 
 def _cluster_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
     c = config
-    if c.cluster_m not in (1, 2, 4, 8) or c.cluster_n not in (1, 2, 4, 8) or c.cluster_size > MAX_CLUSTER:
-        yield Violation(
-            "cluster", f"cluster {c.cluster_m}x{c.cluster_n}: powers of two, at most {MAX_CLUSTER} CTAs (portable size)"
-        )
+    extents = (c.cluster_m, c.cluster_n, c.cluster_k)
+    if any(extent not in (1, 2, 4, 8) for extent in extents) or c.cluster_size > MAX_CLUSTER:
+        shape = "x".join(map(str, extents))
+        yield Violation("cluster", f"cluster {shape}: powers of two, at most {MAX_CLUSTER} CTAs (portable size)")
         return
+    if c.cluster_k > 1 and c.ping_pong:
+        yield Violation("cluster_k", "cluster_k with ping_pong: the CTAs exchange a tile's sums, not two tiles' by turns")
+    if c.consumer_n % (8 * c.cluster_k):
+        yield Violation(
+            "cluster_k", f"{c.consumer_n} columns of a consumer in {c.cluster_k} parts: a part is a multiple of 8"
+        )
     for name, rows, major, peers in (
         ("A", c.block_m, spec.a_major, c.cluster_n),
         ("B", c.block_n, spec.b_major, c.cluster_m),

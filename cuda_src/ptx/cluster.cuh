@@ -1,4 +1,4 @@
-// Clusters, named barriers, election and register reallocation: one function an instruction.
+// Clusters, distributed shared memory, named barriers, election and register reallocation: one function an instruction.
 #pragma once
 #include "ptx/types.cuh"
 
@@ -44,4 +44,28 @@ __device__ __forceinline__ bool elect_one() {
         "}"
         : "=r"(elected));
     return elected != 0;
+}
+
+// The address, in the shared memory of another CTA of the cluster, of what lies at `address` in this one's.
+__device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t cta_rank) {
+    uint32_t remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(cta_rank));
+    return remote;
+}
+
+// Stores to another CTA's shared memory; its barrier there takes off the 16 bytes once they can be seen.
+__device__ __forceinline__ void st_async_v4(uint32_t remote, float x, float y, float z, float w, uint32_t remote_barrier) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+        "f"(x), "f"(y), "f"(z), "f"(w), "r"(remote_barrier)
+        : "memory");
+}
+
+__device__ __forceinline__ float4 ld_shared_v4(uint32_t address) {
+    float4 value;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
 }

@@ -35,6 +35,18 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t* barrier, uint32
         : "memory");
 }
 
+// The same where what was read or written before must be seen in order by the other CTA: once a tile, not once a stage.
+__device__ __forceinline__ void mbarrier_arrive_remote_release(uint64_t* barrier, uint32_t cta_rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(cta_rank)
+        : "memory");
+}
+
 // Waits until the phase of the given parity has completed. What TMA wrote before its complete_tx is visible after it.
 // (Acquire at cluster scope would invalidate L1 at every stage.)
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
@@ -43,6 +55,19 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
         ".reg .pred done;\n"
         "wait:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra wait;\n"
+        "}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+
+// The same for what other CTAs of the cluster wrote or read before they arrived.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "wait:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra wait;\n"
         "}" ::"r"(shared_address(barrier)),
         "r"(parity)

@@ -45,6 +45,7 @@ VALUES: dict[str, list[int] | list[bool]] = {
     "wait_depth": [-1, 0, 1, 2],
     "store_stages": [-1, 0, 1, 2, 4, 5],
     "ping_pong": [False, True],
+    "cluster_k": [0, 1, 2, 3, 4, 8, 16],
 }
 LEGAL_ONE = KernelConfig(128, 128, 64, 3, 2, False, 1, 1, False, 8, 40, 1, 1)
 DEVICE_RULES = ("shared memory", "device")

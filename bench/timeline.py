@@ -64,7 +64,7 @@ def _stamp(*names: str, when: str) -> str:
 
 FIRST_CONSUMER = "threadIdx.x == WARPGROUP"
 EACH_CONSUMER = "threadIdx.x % WARPGROUP == 0"
-_LAST_WAIT = "wgmma_wait_group<0>();\n                release(shared, previous, schedule);\n            }\n"
+_LAST_WAIT = "            const int m = tile.m + row, n = tile.n + column;\n"
 INSTRUMENTS = (
     ("\ntemplate <KernelSpec SPEC, KernelConfig CONFIG>\nstruct Gemm", DECLARATIONS, True),
     ("        extern __shared__ uint8_t", _stamp("entry", "entry_ns", when="threadIdx.x == 0"), False),
@@ -93,7 +93,7 @@ WITHOUT_LOADS = (
 WITHOUT_STORES = (
     # Never true, which the compiler cannot know: the accumulators stay needed.
     (
-        "if constexpr (CONFIG.store_stages > 0) {\n                    Store",
+        "            if constexpr (CONFIG.store_stages > 0) {\n                Store",
         "if (args.out_row_stride != -1) continue;\n",
         False,
     ),

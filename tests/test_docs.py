@@ -159,6 +159,8 @@ def test_the_kernel_page_shows_shared_memory_as_it_is():
         "full": 8 * config.stages,
         "empty": 8 * config.stages,
         "turn": 8 * config.consumers,
+        "sums_full": 8 * config.consumers,
+        "sums_empty": 8 * config.consumers,
     }
     offset, wanted = 0, {}
     for name, size in sizes.items():

@@ -42,6 +42,12 @@ CONFIGS = {
     ),
     "two stages": LARGE.swapped(stages=2, block_k=128),
     "four store buffers": LARGE.swapped(stages=3, store_stages=4, cluster_m=1),
+    "K in two slices": LARGE.swapped(block_n=128, cluster_m=1, cluster_k=2),
+    "K in eight slices": SMALL.swapped(cluster_k=8),
+    "K in two slices, cluster 2x2": LARGE.swapped(block_n=128, cluster_n=2, cluster_k=2),
+    "K in four slices, two steps of rows, direct": LARGE.swapped(
+        block_m=256, block_n=128, cluster_m=1, cluster_k=4, stages=2, store_stages=0
+    ),
     "L2 hints": LARGE.swapped(l2_promotion=128, keep_a=1, keep_b=-1, keep_out=-1),
 }
 """One config for each thing that a kernel can do differently."""

@@ -230,7 +230,10 @@ def stage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
 
 
 def shared_storage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
-    """sizeof(SharedStorage) in cuda_src/gemm.cuh: stages, store buffers, parts of sums, two barriers a stage, three a consumer."""
+    """sizeof(SharedStorage) in cuda_src/gemm.cuh.
+
+    Stages, store buffers, parts of other CTAs' sums, two barriers a stage and three a consumer.
+    """
     store = store_columns(config, spec) * DTYPES[spec.out_dtype].bytes * MMA_M
     buffers = config.consumers * config.store_stages * store
     barriers = 8 * (2 * config.stages + 3 * config.consumers)
@@ -323,7 +326,7 @@ def _cluster_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSp
         yield Violation("cluster", f"cluster {shape}: powers of two, at most {MAX_CLUSTER} CTAs (portable size)")
         return
     if c.cluster_k > 1 and c.ping_pong:
-        yield Violation("cluster_k", "cluster_k with ping_pong: the CTAs exchange a tile's sums, not two tiles' by turns")
+        yield Violation("cluster_k", "cluster_k with ping_pong: the sums that CTAs exchange are of one tile at a time")
     if c.consumer_n % (8 * c.cluster_k):
         yield Violation(
             "cluster_k", f"{c.consumer_n} columns of a consumer in {c.cluster_k} parts: a part is a multiple of 8"

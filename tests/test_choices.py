@@ -28,6 +28,7 @@ FEW = {
     "producer_registers": (40,),
     "wait_depth": (1,),
     "store_stages": (0, 2),
+    "cluster_k": (1,),
     "l2_promotion": (256,),
     "keep_a": (0,),
     "keep_b": (0,),

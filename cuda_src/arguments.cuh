@@ -2,13 +2,15 @@
 #pragma once
 #include "raster.cuh"
 
-// Sizes in elements. `out` and its row stride are used where TMA does not store. The policies are L2 cache hints.
+// Sizes in elements. `out` and its row stride are used where TMA does not store. `stage_bytes` is what TMA delivers of a
+// stage: less than its tiles hold where boxes leave out rows that A or B does not have. The policies are L2 cache hints.
 struct Arguments {
     uint8_t* out;
     int64_t out_row_stride;
     int m;
     int n;
     int k;
+    int stage_bytes;
     Raster raster;
     uint64_t policy_a;
     uint64_t policy_b;

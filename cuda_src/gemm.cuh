@@ -128,7 +128,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 uint64_t* full = &shared.full[ring.slot];
                 // Whole boxes are counted, also where they hang over the edge: TMA fills those with zeros. The peers'
                 // slices count too; they may arrive before this announcement, which leaves the phase open.
-                mbarrier_arrive_expect_tx(full, TileA::BYTES + TileB::BYTES);
+                mbarrier_arrive_expect_tx(full, args.stage_bytes);
                 TileA::load(shared.a[ring.slot], map_a, full, tile.m, k, schedule.rank_n, row_mask,
                             args.policy_a);
                 TileB::load(shared.b[ring.slot], map_b, full, tile.n, k, schedule.rank_m, column_mask,

@@ -24,6 +24,8 @@ WARPGROUP = 128
 """Threads in a warpgroup."""
 MMA_M = 64
 """Rows of one WGMMA instruction (PTX ISA, wgmma.mma_async: M is always 64)."""
+MAX_TILE = 256
+"""Largest extent of a tile: WGMMA's N, and rows of a TMA box."""
 TMA_ALIGNMENT = 16
 """Bytes to which TMA wants base addresses and row strides aligned (cuTensorMapEncodeTiled)."""
 MAX_STAGES = 16
@@ -297,14 +299,14 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec)
         )
         return
     rows = MMA_M * (1 if c.split_n or c.ping_pong else c.consumers)
-    if c.block_m <= 0 or c.block_m % rows or c.block_m > 256:
+    if c.block_m <= 0 or c.block_m % rows or c.block_m > MAX_TILE:
         yield Violation(
-            "block_m", f"block_m {c.block_m}: a multiple of {rows} (64 rows a WGMMA and consumer), at most 256"
+            "block_m", f"block_m {c.block_m}: a multiple of {rows} (64 rows a WGMMA and consumer), at most {MAX_TILE}"
         )
     columns = 8 * (c.consumers if c.split_n else 1)
-    if c.block_n <= 0 or c.block_n % columns or c.block_n > 256:
+    if c.block_n <= 0 or c.block_n % columns or c.block_n > MAX_TILE:
         yield Violation(
-            "block_n", f"block_n {c.block_n}: a multiple of {columns} (WGMMA's n is in eights), at most 256"
+            "block_n", f"block_n {c.block_n}: a multiple of {columns} (WGMMA's n is in eights), at most {MAX_TILE}"
         )
     if c.split_n and c.consumers == 1:
         yield Violation("split_n", "split_n with one consumer: there is nothing to divide")
@@ -312,9 +314,9 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec)
     if c.split_n and spec.b_major == "mn" and c.consumer_n % slab:
         yield Violation("split_n", f"{c.consumer_n} columns a consumer: an mn-major B is divided at slabs of {slab}")
     depth = SWIZZLE_BYTES // DTYPES[spec.a_dtype].bytes
-    if c.block_k <= 0 or c.block_k % depth or c.block_k > 256:
+    if c.block_k <= 0 or c.block_k % depth or c.block_k > MAX_TILE:
         yield Violation(
-            "block_k", f"block_k {c.block_k}: a multiple of {depth} (one 128-byte swizzle span), at most 256"
+            "block_k", f"block_k {c.block_k}: a multiple of {depth} (one 128-byte swizzle span), at most {MAX_TILE}"
         )
 
 

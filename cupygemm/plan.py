@@ -30,6 +30,7 @@ class _Arguments(ctypes.Structure):
         ("m", ctypes.c_int),
         ("n", ctypes.c_int),
         ("k", ctypes.c_int),
+        ("stage_bytes", ctypes.c_int),
         ("raster", Raster),
         ("policy_a", ctypes.c_uint64),
         ("policy_b", ctypes.c_uint64),
@@ -119,14 +120,15 @@ class Plan:
         self.kernel = kernel
         self.grid = min(tiles_m * tiles_n, fitting) * config.cluster_size
         spec = kernel.compiled.spec
-        self._a_box = tensor_map.a_box(config, spec)
-        self._b_box = tensor_map.b_box(config, spec)
+        self._a_box = tensor_map.a_box(config, spec, problem.m)
+        self._b_box = tensor_map.b_box(config, spec, problem.n)
         self._out_box = tensor_map.out_box(config, spec)
         # All but the result's place; a call copies it, which is quicker than filling it in.
         self._template = _Arguments(
             m=problem.m,
             n=problem.n,
             k=problem.k,
+            stage_bytes=tensor_map.loaded_bytes(config, spec, problem.m, problem.n),
             raster=Raster.of(config, tiles_m, tiles_n),
             policy_a=_L2_POLICIES[config.keep_a],
             policy_b=_L2_POLICIES[config.keep_b],

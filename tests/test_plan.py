@@ -171,7 +171,8 @@ def test_arguments_lie_as_in_the_kernel() -> None:
         ("m", 16, 4),
         ("n", 20, 4),
         ("k", 24, 4),
-        ("raster", 28, 48),
+        ("stage_bytes", 28, 4),
+        ("raster", 32, 48),
         ("policy_a", 80, 8),
         ("policy_b", 88, 8),
         ("policy_out", 96, 8),
@@ -201,6 +202,33 @@ def test_the_kernel_is_told_sizes_order_and_hints(gpu: FakeGpu, monkeypatch: pyt
     assert bytes(got.raster) == bytes(expected)
     assert (got.raster.tiles, got.raster.along_n, got.raster.height.divisor) == (tiles_m * tiles_n, 0, min(2, tiles_n))
     assert got.raster.band_tiles.divisor == min(2, tiles_n) * tiles_m
+    assert got.stage_bytes == (config.block_m + config.block_n) * config.block_k * 2
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "rows", "boxes"),
+    [
+        ("nt", {}, (8, 40), (8, 40)),
+        ("nn", {}, (8, 64), (8, 128)),
+        ("tt", {}, (64, 40), (128, 40)),
+        ("tn", {}, (64, 64), (128, 128)),
+        # Slices of a tile that a cluster shares are loaded whole.
+        ("nt", {"cluster_n": 2}, (64, 40), (32, 40)),
+        ("nt", {"cluster_m": 2}, (8, 64), (8, 32)),
+    ],
+)
+def test_rows_that_no_tile_has_are_not_loaded(
+    gpu: FakeGpu, layout: str, changes: dict[str, int], rows: tuple[int, int], boxes: tuple[int, int]
+) -> None:
+    problem = Problem(8, 40, 72, layout=layout)
+    config = SMALL.swapped(block_n=64, block_k=128, **changes)
+    ready = Plan(problem, loaded(gpu, config, problem))
+    a, b = operands(gpu, problem)
+    out = gpu.empty((8, 40), np.float16)
+    ready(a, b, out)
+    assert tuple(box.rows for _, box in gpu.maps.values())[:2] == boxes
+    assert ready._template.stage_bytes == sum(rows) * 128 * 2
+    np.testing.assert_array_equal(plain(out), right(a, b))
 
 
 @pytest.mark.parametrize("config", [SMALL, LARGE, SMALL.swapped(store_stages=0)])

@@ -4,6 +4,7 @@
 
 // Sizes in elements. `out` and its row stride are used where TMA does not store. `stage_bytes` is what TMA delivers of a
 // stage: less than its tiles hold where boxes leave out rows that A or B does not have. The policies are L2 cache hints.
+// Where K is divided, a slice has `slice_stages` stages, and the first `longer_slices` one more.
 struct Arguments {
     uint8_t* out;
     int64_t out_row_stride;
@@ -11,6 +12,8 @@ struct Arguments {
     int n;
     int k;
     int stage_bytes;
+    int slice_stages;
+    int longer_slices;
     Raster raster;
     uint64_t policy_a;
     uint64_t policy_b;

@@ -61,7 +61,7 @@ struct KernelConfig {
     constexpr int threads() const { return WARPGROUP * (1 + consumers); }
     constexpr int consumer_m() const { return split_n || ping_pong ? block_m : block_m / consumers; }
     constexpr int consumer_n() const { return split_n ? block_n / consumers : block_n; }
-    constexpr int part_n() const { return consumer_n() / cluster_k; }
+    constexpr int part_n() const { return ceil_div(consumer_n() / 8, cluster_k) * 8; }
     constexpr int accumulators() const { return consumer_m() * consumer_n() / WARPGROUP; }
     // setmaxnreg redistributes what the CTA was launched with; a sum above that pool deadlocks.
     constexpr int consumer_registers() const {
@@ -107,11 +107,10 @@ struct Legal {
     static constexpr int SPAN = SWIZZLE_BYTES / dtype_bytes(S.b_dtype);
     static_assert(!C.split_n || S.b_major == Major::k || C.consumer_n() % SPAN == 0, "split_n: whole slabs of B");
     static_assert(C.block_k > 0 && C.block_k % SPAN == 0 && C.block_k <= 256, "block_k: whole swizzle spans");
-    static_assert(is_cluster_extent(C.cluster_m) && is_cluster_extent(C.cluster_n) && is_cluster_extent(C.cluster_k) &&
-                      C.cluster_size() <= MAX_CLUSTER,
-                  "cluster: powers of two, portable size");
+    static_assert(is_cluster_extent(C.cluster_m) && is_cluster_extent(C.cluster_n), "cluster: powers of two");
+    static_assert(C.cluster_k >= 1 && C.cluster_size() <= MAX_CLUSTER, "cluster: portable size");
     static_assert(C.cluster_k == 1 || !C.ping_pong, "cluster_k: a tile's consumers share its sum");
-    static_assert(C.consumer_n() % (8 * C.cluster_k) == 0, "cluster_k: eights of columns a CTA");
+    static_assert(C.store_stages == 0 || C.consumer_n() % (8 * C.cluster_k) == 0, "cluster_k: equal parts, to store by TMA");
     static_assert(slices_evenly(C.block_m, C.block_k, S.a_major, S.a_dtype, C.cluster_n), "multicast: slices of A");
     static_assert(slices_evenly(C.block_n, C.block_k, S.b_major, S.b_dtype, C.cluster_m), "multicast: slices of B");
     static_assert(C.producer_registers % 8 == 0 && C.producer_registers >= 24 && C.producer_registers <= 128,

@@ -66,19 +66,24 @@ struct Gemm : Legal<SPEC, CONFIG> {
     // Which tiles this CTA computes: its cluster's share of the grid, and its own place in the cluster.
     struct Schedule {
         const Raster& raster;
-        int rank_m, rank_n, rank_k, first, step;
-        int k_begin, k_end;  // the slice of K
+        int rank_m, rank_n, first, step;
+        int plane;                  // rank of the first CTA that has the same slice of K
+        int slice, k_begin, k_end;  // of K
 
         __device__ __forceinline__ Schedule(const Arguments& args) : raster(args.raster) {
             const int rank = CONFIG.cluster_size() == 1 ? 0 : static_cast<int>(cluster_cta_rank());
             rank_m = rank % CONFIG.cluster_m;
             rank_n = rank / CONFIG.cluster_m % CONFIG.cluster_n;
-            rank_k = rank / CONFIG.cluster_plane();
-            const int stages = ceil_div(args.k, CONFIG.block_k);
-            k_begin = CONFIG.cluster_k == 1 ? 0 : rank_k * stages / CONFIG.cluster_k * CONFIG.block_k;
-            k_end = CONFIG.cluster_k == 1 ? args.k : min(args.k, (rank_k + 1) * stages / CONFIG.cluster_k * CONFIG.block_k);
+            plane = CONFIG.cluster_k == 1 ? 0 : rank - rank % CONFIG.cluster_plane();
             first = blockIdx.x / CONFIG.cluster_size();
             step = gridDim.x / CONFIG.cluster_size();
+            slice = CONFIG.cluster_k == 1 ? 0 : rank / CONFIG.cluster_plane();
+            k_begin = 0;
+            k_end = args.k;
+            if constexpr (CONFIG.cluster_k > 1) {
+                k_begin = (slice * args.slice_stages + min(slice, args.longer_slices)) * CONFIG.block_k;
+                k_end = min(args.k, k_begin + (args.slice_stages + (slice < args.longer_slices)) * CONFIG.block_k);
+            }
         }
         __device__ __forceinline__ TileIndex element(int t) const {
             const TileIndex tile = raster.tile_at(t);
@@ -114,11 +119,10 @@ struct Gemm : Legal<SPEC, CONFIG> {
                                                    const Schedule& schedule, TileIndex tile) {
         // Rank is rank_m + cluster_m · rank_n: a cluster row (same rank_m) shares A, a column (same rank_n) shares B.
         uint16_t row_mask = 0;
-        const int plane = CONFIG.cluster_plane() * schedule.rank_k;
         for (int peer = 0; peer < CONFIG.cluster_n; ++peer) {
-            row_mask |= 1u << (plane + schedule.rank_m + CONFIG.cluster_m * peer);
+            row_mask |= 1u << (schedule.plane + schedule.rank_m + CONFIG.cluster_m * peer);
         }
-        const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (plane + CONFIG.cluster_m * schedule.rank_n);
+        const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (schedule.plane + CONFIG.cluster_m * schedule.rank_n);
         RingPosition ring;
         for (int t = schedule.first; t < schedule.raster.tiles;) {
 #pragma unroll 1  // unrolled, it spills where the producer has 24 registers
@@ -159,7 +163,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
             const bool in_column = thread / CONFIG.cluster_m == schedule.rank_n;
             const bool in_row = thread % CONFIG.cluster_m == schedule.rank_m;
             if (thread < CONFIG.cluster_plane() && (in_column || in_row)) {
-                mbarrier_arrive_remote(&shared.empty[slot], CONFIG.cluster_plane() * schedule.rank_k + thread);
+                mbarrier_arrive_remote(&shared.empty[slot], schedule.plane + thread);
             }
         }
     }
@@ -182,11 +186,11 @@ struct Gemm : Legal<SPEC, CONFIG> {
         wgmma_commit_group();
     }
 
-    // Stores a consumer's rows of COLUMNS columns at (m, n).
+    // Stores a consumer's rows of COLUMNS columns at (m, n), except from column `end` on.
     template <int COLUMNS>
     __device__ __forceinline__ static void store(const float (&d)[M_STEPS][COLUMNS / 2], const CUtensorMap* map_c,
                                                  const Arguments& args, uint8_t* buffers, uint32_t& store_turn, int m,
-                                                 int n, int consumer) {
+                                                 int n, int consumer, int end) {
 #pragma unroll
         for (int step = 0; step < M_STEPS; ++step) {
             const int step_m = m + step * MMA_M;
@@ -194,7 +198,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 Store::template store<COLUMNS>(d[step], map_c, args.policy_out, buffers, store_turn, step_m, n, consumer);
             } else {
                 DirectStore<SPEC.out_dtype>::template store<COLUMNS>(d[step], args.out, args.out_row_stride, step_m, n,
-                                                                     args.m, args.n);
+                                                                     args.m, end);
             }
         }
     }
@@ -259,7 +263,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
             }
             const int m = tile.m + row, n = tile.n + column;
             if constexpr (CONFIG.cluster_k == 1) {
-                store<N>(d, map_c, args, buffers, store_turn, m, n, consumer);
+                store<N>(d, map_c, args, buffers, store_turn, m, n, consumer, args.n);
             } else {
                 // K has fewer stages than slices: this one is empty, and d still holds the tile before.
                 if (schedule.k_begin >= schedule.k_end) {
@@ -271,14 +275,15 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 }
                 constexpr int PART_N = CONFIG.part_n();
                 float part[M_STEPS][PART_N / 2];
-                Sums::exchange(shared.inbox(consumer), d, part, schedule.rank_k,
-                               schedule.rank_m + CONFIG.cluster_m * schedule.rank_n, tile_parity);
+                Sums::exchange(shared.inbox(consumer), d, part, schedule.slice,
+                               schedule.rank_m + CONFIG.cluster_m * schedule.rank_n, tile_parity, t == schedule.first,
+                               t + schedule.step >= schedule.raster.tiles);
                 tile_parity ^= 1;
-                store<PART_N>(part, map_c, args, buffers, store_turn, m, n + schedule.rank_k * PART_N, consumer);
+                store<PART_N>(part, map_c, args, buffers, store_turn, m, n + schedule.slice * PART_N, consumer,
+                              min(args.n, n + N));
             }
             if constexpr (CONFIG.ping_pong) ring.skip((TURNS - 1) * tile_stages);
         }
-        if constexpr (CONFIG.cluster_k > 1) Sums::drain(shared.inbox(consumer), tile_parity);
         // Shared memory must outlive TMA's reads of it.
         if constexpr (CONFIG.store_stages > 0) {
             if (threadIdx.x % WARPGROUP == 0) bulk_wait_group_read<0>();

@@ -182,8 +182,8 @@ class KernelConfig:
 
     @property
     def part_n(self) -> int:
-        """Columns of a consumer's tile that one CTA stores."""
-        return self.consumer_n // self.cluster_k
+        """Columns of a consumer's tile that one CTA stores: eights, and fewer or none in the last ones of a cluster."""
+        return -(-self.consumer_n // 8 // self.cluster_k) * 8
 
     @property
     def accumulators(self) -> int:
@@ -322,16 +322,20 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec)
 
 def _cluster_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
     c = config
-    extents = (c.cluster_m, c.cluster_n, c.cluster_k)
-    if any(extent not in (1, 2, 4, 8) for extent in extents) or c.cluster_size > MAX_CLUSTER:
-        shape = "x".join(map(str, extents))
-        yield Violation("cluster", f"cluster {shape}: powers of two, at most {MAX_CLUSTER} CTAs (portable size)")
+    shape = f"{c.cluster_m}x{c.cluster_n}x{c.cluster_k}"
+    if c.cluster_m not in (1, 2, 4, 8) or c.cluster_n not in (1, 2, 4, 8):
+        yield Violation("cluster", f"cluster {shape}: cluster_m and cluster_n are powers of two, at most 8")
+        return
+    if c.cluster_k < 1 or c.cluster_size > MAX_CLUSTER:
+        yield Violation("cluster", f"cluster {shape}: at least 1 CTA, and at most {MAX_CLUSTER} (portable size)")
         return
     if c.cluster_k > 1 and c.ping_pong:
         yield Violation("cluster_k", "cluster_k with ping_pong: the sums that CTAs exchange are of one tile at a time")
-    if c.consumer_n % (8 * c.cluster_k):
+    if c.store_stages and c.consumer_n % (8 * c.cluster_k):
         yield Violation(
-            "cluster_k", f"{c.consumer_n} columns of a consumer in {c.cluster_k} parts: a part is a multiple of 8"
+            "cluster_k",
+            f"{c.consumer_n} columns of a consumer in {c.cluster_k} parts: to be stored by TMA, they are equal and "
+            "multiples of 8 (store_stages 0 stores any)",
         )
     for name, rows, major, peers in (
         ("A", c.block_m, spec.a_major, c.cluster_n),

@@ -31,6 +31,8 @@ class _Arguments(ctypes.Structure):
         ("n", ctypes.c_int),
         ("k", ctypes.c_int),
         ("stage_bytes", ctypes.c_int),
+        ("slice_stages", ctypes.c_int),
+        ("longer_slices", ctypes.c_int),
         ("raster", Raster),
         ("policy_a", ctypes.c_uint64),
         ("policy_b", ctypes.c_uint64),
@@ -118,6 +120,7 @@ class Plan:
             raise ProblemError(f"{problem}: {tiles_m * tiles_n} tiles are more than a 32-bit count")
         self.problem = problem
         self.kernel = kernel
+        k_stages = -(-problem.k // config.block_k)
         self.grid = min(tiles_m * tiles_n, fitting) * config.cluster_size
         spec = kernel.compiled.spec
         self._a_box = tensor_map.a_box(config, spec, problem.m)
@@ -129,6 +132,8 @@ class Plan:
             n=problem.n,
             k=problem.k,
             stage_bytes=tensor_map.loaded_bytes(config, spec, problem.m, problem.n),
+            slice_stages=k_stages // config.cluster_k,
+            longer_slices=k_stages % config.cluster_k,
             raster=Raster.of(config, tiles_m, tiles_n),
             policy_a=_L2_POLICIES[config.keep_a],
             policy_b=_L2_POLICIES[config.keep_b],

@@ -240,7 +240,7 @@ FULL_KNOBS = (
     Knob("wait_depth", (0, 1)),
     Knob("store_stages", (0, 1, 2, 4)),
     Knob("ping_pong", (False, True), ordered=False),
-    Knob("cluster_k", (1, 2, 4, 8)),
+    Knob("cluster_k", (1, 2, 3, 4, 6, 8)),
     Knob("l2_promotion", (0, 128, 256)),
     Knob("keep_a", (-1, 0, 1)),
     Knob("keep_b", (-1, 0, 1)),

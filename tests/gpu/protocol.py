@@ -48,6 +48,10 @@ CONFIGS = {
     "K in four slices, two steps of rows, direct": LARGE.swapped(
         block_m=256, block_n=128, cluster_m=1, cluster_k=4, stages=2, store_stages=0
     ),
+    "K in three slices, cluster 1x2, unequal parts": SMALL.swapped(cluster_n=2, cluster_k=3, store_stages=0),
+    "K in seven slices, some without a part": LARGE.swapped(
+        block_n=40, cluster_m=1, cluster_k=7, stages=6, store_stages=0
+    ),
     "L2 hints": LARGE.swapped(l2_promotion=128, keep_a=1, keep_b=-1, keep_out=-1),
 }
 """One config for each thing that a kernel can do differently."""

@@ -68,8 +68,12 @@ _LAST_WAIT = "            const int m = tile.m + row, n = tile.n + column;\n"
 INSTRUMENTS = (
     ("\ntemplate <KernelSpec SPEC, KernelConfig CONFIG>\nstruct Gemm", DECLARATIONS, True),
     ("        extern __shared__ uint8_t", _stamp("entry", "entry_ns", when="threadIdx.x == 0"), False),
-    ("uint64_t* full = &shared.full", _stamp("first_load", when="k == 0 && t == schedule.first"), False),
-    ("multiply(first_a", _stamp("first_stage", when=f"{FIRST_CONSUMER} && k == 0 && t == schedule.first"), False),
+    ("uint64_t* full = &shared.full", _stamp("first_load", when="k == schedule.k_begin && t == schedule.first"), False),
+    (
+        "multiply(first_a",
+        _stamp("first_stage", when=f"{FIRST_CONSUMER} && k == schedule.k_begin && t == schedule.first"),
+        False,
+    ),
     (_LAST_WAIT, _LAST_WAIT + _stamp("last_wgmma", when=EACH_CONSUMER), True),
     ("        // Shared memory must outlive", _stamp("staged", "read", "end_ns", when=EACH_CONSUMER), False),
     (
@@ -80,13 +84,13 @@ INSTRUMENTS = (
 )
 """What is looked for in gemm.cuh, what stands before it or (True) in its place."""
 
-LOADED = "k < CONFIG.stages * CONFIG.block_k && t == schedule.first"
+LOADED = "k < schedule.k_begin + CONFIG.stages * CONFIG.block_k && t == schedule.first"
 WITHOUT_LOADS = (
     ("TileA::load(", f"if ({LOADED}) ", False),
     ("TileB::load(", f"if ({LOADED}) ", False),
     (
-        "mbarrier_arrive_expect_tx(full, TileA::BYTES + TileB::BYTES);",
-        f"if ({LOADED}) mbarrier_arrive_expect_tx(full, TileA::BYTES + TileB::BYTES); else mbarrier_arrive(full);",
+        "mbarrier_arrive_expect_tx(full, args.stage_bytes);",
+        f"if ({LOADED}) mbarrier_arrive_expect_tx(full, args.stage_bytes); else mbarrier_arrive(full);",
         True,
     ),
 )

@@ -4,6 +4,7 @@
 
 // Sizes in elements. `out` and its row stride are used where TMA does not store. `stage_bytes` is what TMA delivers of a
 // stage: less than its tiles hold where boxes leave out rows that A or B does not have. The policies are L2 cache hints.
+// `prefetch` stages of the first tile are fetched from `a` and `b` into the L2 before TMA asks for them.
 // Where K is divided, a slice has `slice_stages` stages, and the first `longer_slices` one more.
 struct Arguments {
     uint8_t* out;
@@ -14,8 +15,13 @@ struct Arguments {
     int stage_bytes;
     int slice_stages;
     int longer_slices;
+    int prefetch;
     Raster raster;
     uint64_t policy_a;
     uint64_t policy_b;
     uint64_t policy_out;
+    const uint8_t* a;
+    const uint8_t* b;
+    int64_t a_row_bytes;
+    int64_t b_row_bytes;
 };

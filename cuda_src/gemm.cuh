@@ -28,6 +28,9 @@ struct Gemm : Legal<SPEC, CONFIG> {
     static constexpr int READERS = CONFIG.ping_pong ? 1 : CONFIG.consumers;
     static constexpr int TURNS = CONFIG.ping_pong ? CONFIG.consumers : 1;
     static constexpr int PRODUCER_WARP = 0;
+    // Named barriers; 1 to 3 are the consumers' own (epilogue.cuh).
+    static constexpr int READY_TO_PRODUCE = 4;
+    static constexpr int READY_TO_CONSUME = 5;
     static constexpr int STORE_BYTES = CONFIG.consumers * CONFIG.store_stages * Store::BUFFER_BYTES;
 
     struct alignas(SWIZZLE_ATOM_BYTES) SharedStorage {
@@ -113,6 +116,18 @@ struct Gemm : Legal<SPEC, CONFIG> {
         fence_proxy_async();  // TMA, in the async proxy, is what signals `full`
     }
 
+    // Consumers, while the barriers are made: has the L2 fetch the first stages, which spares the first loads the way to
+    // device memory.
+    __device__ __forceinline__ static void prefetch(const Arguments& args, const Schedule& schedule) {
+        if (args.prefetch == 0) return;
+        const TileIndex tile = schedule.element(schedule.first);
+        const int depth = min(schedule.k_end - schedule.k_begin, args.prefetch * CONFIG.block_k);
+        const int thread = threadIdx.x - WARPGROUP;
+        constexpr int THREADS = CONFIG.consumers * WARPGROUP;
+        TileA::prefetch(args.a, args.a_row_bytes, tile.m, args.m, schedule.k_begin, depth, thread, THREADS);
+        TileB::prefetch(args.b, args.b_row_bytes, tile.n, args.n, schedule.k_begin, depth, thread, THREADS);
+    }
+
     // One thread: waits for a free slot, announces the bytes, starts the copies.
     __device__ __forceinline__ static void produce(SharedStorage& shared, const CUtensorMap* map_a,
                                                    const CUtensorMap* map_b, const Arguments& args,
@@ -124,6 +139,8 @@ struct Gemm : Legal<SPEC, CONFIG> {
         }
         const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (schedule.plane + CONFIG.cluster_m * schedule.rank_n);
         RingPosition ring;
+        // Until here nothing that another kernel writes has been read, and nothing is written before the first load.
+        wait_for_kernel_before();
         for (int t = schedule.first; t < schedule.raster.tiles;) {
 #pragma unroll 1  // unrolled, it spills where the producer has 24 registers
             for (int k = schedule.k_begin; k < schedule.k_end; k += CONFIG.block_k) {
@@ -297,6 +314,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
             prefetch_tensormap(map_a);
             prefetch_tensormap(map_b);
             if constexpr (CONFIG.store_stages > 0) prefetch_tensormap(map_c);
+            launch_dependents();
         }
         // The runtime aligns dynamic shared memory to 16 bytes only; the launch asks for one atom more.
         extern __shared__ uint8_t dynamic_shared[];
@@ -316,17 +334,24 @@ struct Gemm : Legal<SPEC, CONFIG> {
         }
         if (warp == PRODUCER_WARP + 1 && elect_one()) init_barriers(shared);
         __syncwarp();
-        // No CTA may signal or multicast into another before the barriers there exist.
+        const bool consumes = warp >= WARPGROUP / WARP;
         if constexpr (CONFIG.cluster_size() > 1) {
+            // No CTA may signal or multicast into another before the barriers there exist.
             cluster_arrive_relaxed();
+            if (consumes) prefetch(args, schedule);
             cluster_wait();
-        } else {
-            __syncthreads();
+        } else if (consumes) {
+            prefetch(args, schedule);
+            barrier_sync(READY_TO_CONSUME, WARP + CONFIG.consumers * WARPGROUP);
+        } else if (warp <= PRODUCER_WARP + 1) {
+            // The producer does not wait for the consumers, who have other things to do.
+            if (warp == PRODUCER_WARP + 1) barrier_arrive(READY_TO_CONSUME, WARP + CONFIG.consumers * WARPGROUP);
+            barrier_sync(READY_TO_PRODUCE, 2 * WARP);
         }
 
         // The compiler lays out the second branch first: the producer's instructions then follow those above, which have
         // been fetched, and the first load does not wait for more.
-        if (warp >= WARPGROUP / WARP) {
+        if (consumes) {
             setmaxnreg_inc<CONFIG.consumer_registers()>();
             consume(shared, map_c, args, schedule, warp / (WARPGROUP / WARP) - 1);
         } else {

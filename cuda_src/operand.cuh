@@ -39,6 +39,24 @@ struct OperandTile {
         }
     }
 
+    // Has the L2 fetch the tile at element (mn, k), `depth` deep, of a matrix that ends at `mn_end`: each of `threads` some
+    // of its lines. Rows of memory are `row_bytes` apart.
+    __device__ __forceinline__ static void prefetch(const uint8_t* matrix, int64_t row_bytes, int mn, int mn_end, int k,
+                                                    int depth, int thread, int threads) {
+        constexpr int LINE = 128 / dtype_bytes(DTYPE);
+        constexpr int LINES_AT_ONCE = MAJOR == Major::k ? 8 : ceil_div(ROWS, LINE);
+        const int extent = min(ROWS, mn_end - mn);
+        const int rows = MAJOR == Major::k ? extent : depth;
+        const int columns = MAJOR == Major::k ? depth : extent;
+        const uint8_t* start = matrix + (MAJOR == Major::k ? mn : k) * row_bytes +
+                               static_cast<int64_t>(MAJOR == Major::k ? k : mn) * dtype_bytes(DTYPE);
+        for (int row = thread / LINES_AT_ONCE; row < rows; row += threads / LINES_AT_ONCE) {
+            for (int column = thread % LINES_AT_ONCE * LINE; column < columns; column += LINES_AT_ONCE * LINE) {
+                prefetch_l2(start + row * row_bytes + column * dtype_bytes(DTYPE));
+            }
+        }
+    }
+
     // Where element (mn, k) of a tile starts, in bytes. mn: a multiple of 8 (k-major) or of SPAN (mn-major); k: a
     // multiple of one instruction's depth.
     __device__ __forceinline__ static constexpr int offset(int mn, int k) {

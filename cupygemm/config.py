@@ -106,6 +106,9 @@ class KernelConfig:
             64, 128 or 256.
         keep_a, keep_b, keep_out: how long the L2 keeps lines of A, B and the result: -1 they are evicted first, 0 as
             usual, 1 they are evicted last.
+        prefetch: stages of a CTA's first tile that the L2 is told to fetch while the barriers are made.
+        dependent_launch: a launch begins before the kernel before it in the stream has ended, and waits for that end
+            before it reads or writes anything (programmatic dependent launch).
 
     The fields marked `AT_LAUNCH` are told to the kernel, not compiled into it: configs that differ only there share a
     cubin.
@@ -130,6 +133,8 @@ class KernelConfig:
     keep_a: int = field(default=0, metadata=AT_LAUNCH)
     keep_b: int = field(default=0, metadata=AT_LAUNCH)
     keep_out: int = field(default=0, metadata=AT_LAUNCH)
+    prefetch: int = field(default=0, metadata=AT_LAUNCH)
+    dependent_launch: bool = field(default=False, metadata=AT_LAUNCH)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -396,6 +401,8 @@ def _launch_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpe
     for name in ("keep_a", "keep_b", "keep_out"):
         if getattr(c, name) not in (-1, 0, 1):
             yield Violation(name, f"{name} {getattr(c, name)}: -1 (evict first), 0 or 1 (evict last)")
+    if not 0 <= c.prefetch <= MAX_STAGES:
+        yield Violation("prefetch", f"prefetch {c.prefetch}: from 0 to {MAX_STAGES} stages")
     if c.keep_out and not c.store_stages:
         yield Violation("keep_out", "keep_out with store_stages 0: stores from registers carry no L2 hint")
 

@@ -5,7 +5,9 @@ CuPy and cuda.bindings are loaded at the first use, so that the package works wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -138,20 +140,12 @@ def max_active_clusters(function: int, cluster_size: int, threads: int, shared_b
     Raises:
         LaunchError: the driver refused.
     """
-    driver = bindings()
-    config = driver.CUlaunchConfig()
-    config.gridDimX = cluster_size
-    config.gridDimY = config.gridDimZ = 1
-    config.blockDimX = threads
-    config.blockDimY = config.blockDimZ = 1
-    config.sharedMemBytes = shared_bytes
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute = bindings().CUlaunchAttribute()
+    attribute.id = bindings().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     attribute.value.clusterDim.x = cluster_size
     attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
-    config.attrs = [attribute]
-    config.numAttrs = 1
-    return int(checked(driver.cuOccupancyMaxActiveClusters(driver.CUfunction(function), config)))
+    config = _launch_config(cluster_size, threads, shared_bytes, attribute)
+    return int(checked(bindings().cuOccupancyMaxActiveClusters(bindings().CUfunction(function), config)))
 
 
 def max_active_blocks(function: int, threads: int, shared_bytes: int) -> int:
@@ -163,3 +157,40 @@ def max_active_blocks(function: int, threads: int, shared_bytes: int) -> int:
     driver = bindings()
     result = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(driver.CUfunction(function), threads, shared_bytes)
     return int(checked(result))
+
+
+class DependentLaunch:
+    """Launches a kernel so that it may begin before the kernel before it in the stream has ended."""
+
+    def __init__(self, function: int, grid: int, threads: int, shared_bytes: int) -> None:
+        """Takes a CUfunction, and a grid in CTAs along x."""
+        attribute = bindings().CUlaunchAttribute()
+        attribute.id = bindings().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        self._config = _launch_config(grid, threads, shared_bytes, attribute)
+        self._function = bindings().CUfunction(function)
+        self._lock = threading.Lock()  # the config names the stream
+
+    def __call__(self, stream: int, addresses: Sequence[int]) -> None:
+        """Launches on a CUstream; `addresses` are those of the arguments in host memory, which are copied.
+
+        Raises:
+            LaunchError: the driver refused.
+        """
+        driver = bindings()
+        arguments = (ctypes.c_void_p * len(addresses))(*addresses)
+        with self._lock:
+            self._config.hStream = driver.CUstream(stream)
+            checked(driver.cuLaunchKernelEx(self._config, self._function, ctypes.addressof(arguments), 0))
+
+
+def _launch_config(grid: int, threads: int, shared_bytes: int, attribute: Any) -> Any:
+    config = bindings().CUlaunchConfig()
+    config.gridDimX = grid
+    config.gridDimY = config.gridDimZ = 1
+    config.blockDimX = threads
+    config.blockDimY = config.blockDimZ = 1
+    config.sharedMemBytes = shared_bytes
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    return config

@@ -33,10 +33,15 @@ class _Arguments(ctypes.Structure):
         ("stage_bytes", ctypes.c_int),
         ("slice_stages", ctypes.c_int),
         ("longer_slices", ctypes.c_int),
+        ("prefetch", ctypes.c_int),
         ("raster", Raster),
         ("policy_a", ctypes.c_uint64),
         ("policy_b", ctypes.c_uint64),
         ("policy_out", ctypes.c_uint64),
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("a_row_bytes", ctypes.c_int64),
+        ("b_row_bytes", ctypes.c_int64),
     )
 
 
@@ -134,12 +139,17 @@ class Plan:
             stage_bytes=tensor_map.loaded_bytes(config, spec, problem.m, problem.n),
             slice_stages=k_stages // config.cluster_k,
             longer_slices=k_stages % config.cluster_k,
+            prefetch=config.prefetch,
             raster=Raster.of(config, tiles_m, tiles_n),
             policy_a=_L2_POLICIES[config.keep_a],
             policy_b=_L2_POLICIES[config.keep_b],
             policy_out=_L2_POLICIES[config.keep_out],
         )
         self._no_map = TensorMap()
+        self._dependent_launch = None
+        if config.dependent_launch:
+            function = kernel.kernel.kernel.ptr
+            self._dependent_launch = driver.DependentLaunch(function, self.grid, config.threads, kernel.shared_bytes)
 
     def __call__(self, a: Any, b: Any, out: Any) -> None:
         """Computes out = a · b on CuPy's current stream; neither synchronises nor allocates device memory.
@@ -167,6 +177,8 @@ class Plan:
         arguments = _Arguments.from_buffer_copy(self._template)
         arguments.out = out.data.ptr
         arguments.out_row_stride = out.strides[0] // out.dtype.itemsize
+        arguments.a, arguments.a_row_bytes = a_matrix.pointer, a_matrix.row_stride
+        arguments.b, arguments.b_row_bytes = b_matrix.pointer, b_matrix.row_stride
         self._enqueue((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
 
     def launch(self, operands: Operands) -> None:
@@ -179,7 +191,10 @@ class Plan:
         self(*operands)
 
     def _enqueue(self, addresses: tuple[int, ...]) -> None:
-        # A CPointer hands the driver the address of an argument, which it copies before the launch returns.
+        # The driver copies what the addresses point to before the launch returns.
+        if self._dependent_launch is not None:
+            self._dependent_launch(driver.cupy().cuda.get_current_stream().ptr, addresses)
+            return
         pointer = driver.cupy().cuda.function.CPointer
         threads = self.kernel.compiled.config.threads
         arguments = tuple(pointer(address) for address in addresses)

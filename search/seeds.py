@@ -1,23 +1,48 @@
-"""Configs to begin with: what was best for problems that are recorded.
+"""Configs to begin with: what was best for problems that are recorded, and what a model expects to be good.
 
 A table of another shape does not say what is best here, but it knows which corners of forty million points are any
 good. On a GPU the table of the problem itself comes first, if there is one; on replay it is left out, so that a search
-is never told its answer.
+is never told its answer. The model's guesses are for GPUs only: they are not made for what a table holds.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 
 from cupygemm.config import KernelConfig
+from cupygemm.device import DeviceSpec
 from cupygemm.problem import Problem
+from cupygemm.search.model import guesses
 from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.table import Table
 
+GUESSES = 24
+"""Of the model."""
 PER_TABLE = 3
 """Configs taken from each table, of different tiles."""
+
+
+def seeds(
+    problem: Problem, device: DeviceSpec, folder: Traversable | None = None, replayed: bool = True
+) -> tuple[KernelConfig, ...]:
+    """Configs to begin a search with, the most promising first.
+
+    Args:
+        problem, device: what is to be computed, and where.
+        folder: of tables; None for those that ship with the package.
+        replayed: whether the search is answered from a table.
+
+    Raises:
+        FileError: there is no such folder, or a table in it cannot be read.
+    """
+    recorded = recorded_seeds(problem, folder, replayed)
+    if replayed:
+        return recorded
+    by_turns = itertools.zip_longest(recorded, guesses(problem, device, GUESSES))
+    return tuple(dict.fromkeys(config for pair in by_turns for config in pair if config is not None))
 
 
 def recorded_seeds(

@@ -124,12 +124,14 @@ class DeviceArray(np.ndarray):
 
 @dataclass
 class Launched:
-    """A launch of a loaded kernel: CTAs, threads of one, bytes of shared memory, and the device it went to."""
+    """A launch of a loaded kernel: CTAs, threads of one, bytes of shared memory, the device it went to, and whether it
+    may begin before the kernel before it has ended."""
 
     grid: int
     threads: int
     shared_bytes: int
     device: int
+    dependent: bool = False
 
 
 class FakeKernel:
@@ -141,6 +143,7 @@ class FakeKernel:
         self.device = gpu.current[-1]
         self.kernel = SimpleNamespace(ptr=id(self))
         self.max_dynamic_shared_size_bytes = 48 * 1024
+        gpu._kernels.append(self)
 
     def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], shared_mem: int) -> None:
         gpu = self.gpu
@@ -205,6 +208,7 @@ class FakeGpu:
         self.maps: dict[int, tuple[Matrix, Box]] = {}
         self.launches: list[Launched] = []
         self.fallbacks: list[dict[str, Any]] = []
+        self._kernels: list[FakeKernel] = []
         self._alive: list[Any] = []
         self._spans: list[tuple[int, int]] = []
 
@@ -215,6 +219,7 @@ class FakeGpu:
         monkeypatch.setattr(driver, "device_spec", lambda index: self.specs[index])
         monkeypatch.setattr(driver, "max_active_blocks", lambda function, threads, shared: 1 if threads else 0)
         monkeypatch.setattr(driver, "max_active_clusters", self._max_active_clusters)
+        monkeypatch.setattr(driver, "DependentLaunch", self._dependent_launch)
         monkeypatch.setattr(compiler, "compile_kernel", self.compile)
         monkeypatch.setattr(tensor_map, "encode", self.encode)
 
@@ -222,6 +227,16 @@ class FakeGpu:
         if self.active_clusters is not None:
             return self.active_clusters
         return self.specs[self.current[-1]].sm_count // cluster_size
+
+    def _dependent_launch(self, function: int, grid: int, threads: int, shared_bytes: int) -> Callable[..., None]:
+        (kernel,) = (each for each in self._kernels if each.kernel.ptr == function)
+
+        def launch(stream: int, addresses: tuple[int, ...]) -> None:
+            assert stream == self.stream.ptr
+            kernel((grid,), (threads,), tuple(SimpleNamespace(address=each) for each in addresses), shared_bytes)
+            self.launches[-1].dependent = True
+
+        return launch
 
     def compile(self, spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
         """Stands for `compiler.compile_kernel`."""

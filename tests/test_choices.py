@@ -33,6 +33,7 @@ FEW = {
     "keep_a": (0,),
     "keep_b": (0,),
     "keep_out": (0,),
+    "prefetch": (0,),
 }
 SMALL = tuple(Knob(knob.name, FEW.get(knob.name, knob.values), knob.ordered) for knob in FULL_KNOBS)
 

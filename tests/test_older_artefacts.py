@@ -29,7 +29,7 @@ FIRST_FIELDS += ["raster_along_n", "group", "producer_registers", "wait_depth", 
 class LaterConfig(KernelConfig):
     """A config of a later version."""
 
-    prefetch: int = 3
+    later_knob: int = 3
 
 
 @dataclass(frozen=True, order=True)
@@ -70,25 +70,25 @@ def test_fields_added_since_the_first_version_have_defaults() -> None:
 
 
 def test_a_config_without_the_field_gets_its_default() -> None:
-    assert LaterConfig.from_dict(LARGE.to_dict()) == LaterConfig(**LARGE.to_dict(), prefetch=3)
-    assert LaterConfig.from_dict({**LARGE.to_dict(), "prefetch": 5}).prefetch == 5
+    assert LaterConfig.from_dict(LARGE.to_dict()) == LaterConfig(**LARGE.to_dict(), later_knob=3)
+    assert LaterConfig.from_dict({**LARGE.to_dict(), "later_knob": 5}).later_knob == 5
     with pytest.raises(ConfigError, match=r"missing \['group'\]"):
         LaterConfig.from_dict({name: value for name, value in LARGE.to_dict().items() if name != "group"})
-    with pytest.raises(ConfigError, match=r"unknown \['prefetch'\]"):
-        KernelConfig.from_dict({**LARGE.to_dict(), "prefetch": 5})
+    with pytest.raises(ConfigError, match=r"unknown \['later_knob'\]"):
+        KernelConfig.from_dict({**LARGE.to_dict(), "later_knob": 5})
 
 
 def test_a_bundle_without_the_fields_is_read(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
     bundle_of(PROBLEM, config=LARGE).save(path)
     (entry,) = LaterBundle.load(path).entries
-    assert entry.config == LaterConfig(**LARGE.to_dict(), prefetch=3)
+    assert entry.config == LaterConfig(**LARGE.to_dict(), later_knob=3)
     assert entry.problem == LaterProblem(**PROBLEM.to_dict(), bias="none")
     document = yaml.safe_load(path.read_text())
-    document["entries"][0]["config"]["prefetch"] = 5
+    document["entries"][0]["config"]["later_knob"] = 5
     path.write_text(yaml.safe_dump(document))
-    assert LaterBundle.load(path).entries[0].config.prefetch == 5
-    with pytest.raises(BundleError, match=r"entries\[0\]\.config: unknown prefetch"):
+    assert LaterBundle.load(path).entries[0].config.later_knob == 5
+    with pytest.raises(BundleError, match=r"entries\[0\]\.config: unknown later_knob"):
         Bundle.load(path)
 
 
@@ -114,8 +114,8 @@ def test_a_table_without_the_fields_is_read(toy_table: Table, tmp_path: Path, mo
     spec = toy_table.spec.to_dict()
     later_table(monkeypatch)
     read = Table.read(path)
-    assert read.knobs == (*toy_table.knobs, Knob("prefetch", (3,)))
-    assert dict(read.rows) == {LaterConfig(**c.to_dict(), prefetch=3): row for c, row in toy_table.rows.items()}
+    assert read.knobs == (*toy_table.knobs, Knob("later_knob", (3,)))
+    assert dict(read.rows) == {LaterConfig(**c.to_dict(), later_knob=3): row for c, row in toy_table.rows.items()}
     assert read.spec == LaterSpec(**spec, bias="none")
     read.check_exhaustive()
     read.write(again)
@@ -129,4 +129,4 @@ def test_the_recorded_tables_are_read_by_a_later_version(monkeypatch: pytest.Mon
     later_table(monkeypatch)
     tables = [Table.read(path) for path in paths]
     assert [list(each.rows.values()) for each in tables] == before
-    assert {config.prefetch for each in tables for config in each.rows} == {3}  # type: ignore[attr-defined]
+    assert {config.later_knob for each in tables for config in each.rows} == {3}  # type: ignore[attr-defined]

@@ -163,7 +163,7 @@ def test_what_the_driver_refuses_is_a_launch_error(gpu: FakeGpu) -> None:
 
 
 def test_arguments_lie_as_in_the_kernel() -> None:
-    assert ctypes.sizeof(plan._Arguments) == 104
+    assert ctypes.sizeof(plan._Arguments) == 152
     fields = [(name, getattr(plan._Arguments, name)) for name, _ in plan._Arguments._fields_]
     assert [(name, field.offset, field.size) for name, field in fields] == [
         ("out", 0, 8),
@@ -172,10 +172,17 @@ def test_arguments_lie_as_in_the_kernel() -> None:
         ("n", 20, 4),
         ("k", 24, 4),
         ("stage_bytes", 28, 4),
-        ("raster", 32, 48),
-        ("policy_a", 80, 8),
-        ("policy_b", 88, 8),
-        ("policy_out", 96, 8),
+        ("slice_stages", 32, 4),
+        ("longer_slices", 36, 4),
+        ("prefetch", 40, 4),
+        ("raster", 44, 48),
+        ("policy_a", 96, 8),
+        ("policy_b", 104, 8),
+        ("policy_out", 112, 8),
+        ("a", 120, 8),
+        ("b", 128, 8),
+        ("a_row_bytes", 136, 8),
+        ("b_row_bytes", 144, 8),
     ]
 
 
@@ -187,7 +194,7 @@ def test_the_kernel_is_told_sizes_order_and_hints(gpu: FakeGpu, monkeypatch: pyt
 
     monkeypatch.setattr(Plan, "_enqueue", enqueue)
     problem = Problem(600, 200, 72)
-    config = SMALL.swapped(raster_along_n=False, group=2, keep_a=-1, keep_b=0, keep_out=1)
+    config = SMALL.swapped(raster_along_n=False, group=2, keep_a=-1, keep_b=0, keep_out=1, prefetch=3)
     ready = Plan(problem, loaded(gpu, config, problem))
     given = Operands(*operands(gpu, problem), gpu.empty((600, 200), np.float16))
     ready.launch(given)
@@ -203,6 +210,17 @@ def test_the_kernel_is_told_sizes_order_and_hints(gpu: FakeGpu, monkeypatch: pyt
     assert (got.raster.tiles, got.raster.along_n, got.raster.height.divisor) == (tiles_m * tiles_n, 0, min(2, tiles_n))
     assert got.raster.band_tiles.divisor == min(2, tiles_n) * tiles_m
     assert got.stage_bytes == (config.block_m + config.block_n) * config.block_k * 2
+    assert (got.a, got.a_row_bytes, got.b, got.b_row_bytes) == (given.a.data.ptr, 144, given.b.data.ptr, 400)
+    assert (got.slice_stages, got.longer_slices, got.prefetch) == (2, 0, 3)
+
+
+@pytest.mark.parametrize(("cluster_k", "slices"), [(1, (9, 0)), (2, (4, 1)), (4, (2, 1)), (8, (1, 1))])
+def test_slices_of_k_differ_by_a_stage_at_most(gpu: FakeGpu, cluster_k: int, slices: tuple[int, int]) -> None:
+    problem = Problem(64, 64, 513)
+    config = SMALL.swapped(block_n=64, block_k=64, cluster_k=cluster_k, store_stages=0)
+    ready = Plan(problem, loaded(gpu, config, problem))
+    assert (ready._template.slice_stages, ready._template.longer_slices) == slices
+    assert ready.grid == cluster_k
 
 
 @pytest.mark.parametrize(
@@ -241,6 +259,18 @@ def test_a_launch_has_the_plans_grid(gpu: FakeGpu, config: KernelConfig) -> None
         out = gpu.empty((600, 200), np.float16)
         ready(a, b, out)
     assert gpu.launches == [Launched(10, config.threads, kernel.shared_bytes, 1)]
+    np.testing.assert_array_equal(plain(out), right(a, b))
+
+
+def test_a_dependent_launch_is_one_of_the_drivers(gpu: FakeGpu) -> None:
+    problem = Problem(600, 200, 72)
+    ready = Plan(problem, loaded(gpu, SMALL.swapped(dependent_launch=True), problem))
+    a, b = operands(gpu, problem)
+    out = gpu.empty((600, 200), np.float16)
+    ready(a, b, out)
+    Plan(problem, loaded(gpu, SMALL, problem))(a, b, out)
+    assert [launched.dependent for launched in gpu.launches] == [True, False]
+    assert gpu.launches[0].grid == gpu.launches[1].grid == ready.grid
     np.testing.assert_array_equal(plain(out), right(a, b))
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from cupygemm.device import H200
 from cupygemm.problem import Problem
+from cupygemm.search.model import guesses
 from cupygemm.search.recorded import file_name
-from cupygemm.search.seeds import PER_TABLE, recorded_seeds
+from cupygemm.search.seeds import GUESSES, PER_TABLE, recorded_seeds, seeds
 
 NEAR, FAR = Problem(2048, 2048, 2048), Problem(64, 64, 64)
 PROBLEM = Problem(2048, 2048, 4096)
@@ -29,11 +30,11 @@ def folder(tmp_path, make_table, toy):
 
 def test_the_best_of_the_nearest_comes_first(folder):
     path, tables = folder
-    seeds = recorded_seeds(PROBLEM, path)
-    assert seeds[0] == tables[NEAR].optimum[0]
-    assert tables[FAR].optimum[0] in seeds
-    assert len(seeds) <= 2 * PER_TABLE
-    assert len({(seed.block_m, seed.block_n) for seed in seeds[:PER_TABLE]}) == PER_TABLE
+    found = recorded_seeds(PROBLEM, path)
+    assert found[0] == tables[NEAR].optimum[0]
+    assert tables[FAR].optimum[0] in found
+    assert len(found) <= 2 * PER_TABLE
+    assert len({(seed.block_m, seed.block_n) for seed in found[:PER_TABLE]}) == PER_TABLE
 
 
 def test_a_problem_is_not_told_its_own_answer(folder):
@@ -44,3 +45,12 @@ def test_a_problem_is_not_told_its_own_answer(folder):
 
 def test_the_tables_that_ship_give_seeds():
     assert recorded_seeds(Problem(4096, 4096, 4096, a_dtype="bfloat16", b_dtype="bfloat16", out_dtype="bfloat16"))
+
+
+def test_on_a_gpu_the_models_guesses_take_turns_with_them(folder):
+    path, _ = folder
+    recorded, guessed = recorded_seeds(PROBLEM, path, replayed=False), guesses(PROBLEM, H200, GUESSES)
+    found = seeds(PROBLEM, H200, path, replayed=False)
+    assert found[:4] == (recorded[0], guessed[0], recorded[1], guessed[1])
+    assert set(found) == {*recorded, *guessed}
+    assert seeds(PROBLEM, H200, path) == recorded_seeds(PROBLEM, path)

@@ -22,6 +22,11 @@ __device__ __forceinline__ void barrier_sync(uint32_t identifier, uint32_t threa
     asm volatile("barrier.sync.aligned %0, %1;" ::"r"(identifier), "r"(threads) : "memory");
 }
 
+// The same for threads that need not wait.
+__device__ __forceinline__ void barrier_arrive(uint32_t identifier, uint32_t threads) {
+    asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(identifier), "r"(threads) : "memory");
+}
+
 template <int REGISTERS>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -44,6 +49,16 @@ __device__ __forceinline__ bool elect_one() {
         "}"
         : "=r"(elected));
     return elected != 0;
+}
+
+// Lets the next kernel of the stream start its CTAs as soon as there is room, if it was launched to do so.
+__device__ __forceinline__ void launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Waits until the kernel before has ended and its writes can be seen; at once where this one was not launched early.
+__device__ __forceinline__ void wait_for_kernel_before() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 // The address, in the shared memory of another CTA of the cluster, of what lies at `address` in this one's.

@@ -8,6 +8,11 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// Has the L2 fetch the line of 128 bytes at an address.
+__device__ __forceinline__ void prefetch_l2(const uint8_t* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier, void* shared, int x, int y,
                                             uint64_t policy) {
     asm volatile(

@@ -18,7 +18,7 @@ from cupygemm.problem import Problem
 from cupygemm.search.gpu_target import gpu_target
 from cupygemm.search.outcome import BundleFile, result_event
 from cupygemm.search.rewards import RewardWeights
-from cupygemm.search.seeds import recorded_seeds
+from cupygemm.search.seeds import seeds
 from cupygemm.search.store import TrialStore, default_store
 from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.target import Target, replay_target
@@ -91,7 +91,8 @@ def _tune(request: TuneRequest, target: Target) -> None:
     if output is not None and output.replaces:
         _warn(f"{output.path}: its entries are of other kernel sources and will be replaced")
     seeded = request.strategy in SEEDED and not request.cold
-    start = recorded_seeds(request.problem, request.tables, target.recorded is not None) if seeded else ()
+    replayed = target.recorded is not None
+    start = seeds(request.problem, target.device, request.tables, replayed) if seeded else ()
     strategy = make_strategy(request.strategy, StrategyContext(target.space, request.seed, start, request.rewards))
     view = make_view(click.echo, request.as_json, _expected(request, target))
     store = _open_store(request, target)

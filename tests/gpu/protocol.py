@@ -52,7 +52,11 @@ CONFIGS = {
     "K in seven slices, some without a part": LARGE.swapped(
         block_n=40, cluster_m=1, cluster_k=7, stages=6, store_stages=0
     ),
-    "L2 hints": LARGE.swapped(l2_promotion=128, keep_a=1, keep_b=-1, keep_out=-1),
+    "L2 hints": LARGE.swapped(l2_promotion=128, keep_a=1, keep_b=-1, keep_out=-1, prefetch=3),
+    "prefetch, no cluster": SMALL.swapped(prefetch=16),
+    "dependent launch": SMALL.swapped(dependent_launch=True, prefetch=2),
+    "dependent launch, cluster 2x1, two consumers": LARGE.swapped(dependent_launch=True),
+    "dependent launch, K in slices": SMALL.swapped(cluster_k=4, dependent_launch=True, store_stages=0),
 }
 """One config for each thing that a kernel can do differently."""
 

@@ -83,6 +83,42 @@ def test_turns_of_one_stage(name: str, kernels: Kernels) -> None:
     assert differing(plan, given, first) == 0
 
 
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.dependent_launch])
+def test_dependent_launches_wait_for_what_they_read_and_overwrite(name: str, captured: bool, kernels: Kernels) -> None:
+    """A chain over two buffers: each launch reads what the one before wrote, and writes what that one read."""
+    cupy = driver.cupy()
+    size, steps = 768, 40
+    plan = kernels.plan(Problem(size, size, size), CONFIGS[name])
+    order = cupy.random.default_rng(8).permutation(size)
+    shuffle = cupy.zeros((size, size), dtype=cupy.float16)
+    shuffle[order, cupy.arange(size)] = 1
+    start = operands(plan.problem, verify.ZERO_MEAN, 9).a
+    expected = start.copy()
+    for _ in range(steps):
+        expected = expected[:, order]
+    buffers = [cupy.full((size, size), float("nan"), dtype=cupy.float16) for _ in range(2)]
+
+    def chain() -> None:
+        buffers[0][...] = start  # a kernel that ends in its own time
+        for step in range(steps):
+            plan(buffers[step % 2], shuffle, buffers[(step + 1) % 2])
+
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        cupy.cuda.Device().synchronize()
+        graph = None
+        if captured:
+            stream.begin_capture()
+            chain()
+            graph = stream.end_capture()
+        for _ in range(25):
+            for buffer in buffers:
+                buffer.fill(float("nan"))
+            chain() if graph is None else graph.launch()
+            assert bool((buffers[steps % 2] == expected).all())
+        stream.synchronize()
+
+
 def test_two_streams_at_once(kernels: Kernels) -> None:
     """Two persistent kernels share the SMs: neither may assume that its CTAs all run at once."""
     cupy = driver.cupy()

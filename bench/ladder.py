@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import click
+from steps import STEPS, Steps
 
 from cupygemm import driver, provenance
 from cupygemm.benchmark import OWN, result_row
@@ -35,130 +36,13 @@ from cupygemm.operands import Launch
 from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.results import times_document, write_results
-from cupygemm.search.model import guesses
+from cupygemm.search.estimate import guesses
 from cupygemm.suites import SIXTEEN_BITS, SUITES
 
-Steps = dict[str, KernelConfig]
-
-# Tiles of 128x256 whose rows two consumers divide, and tiles that the consumers take by turns.
-DIVIDED = KernelConfig(128, 256, 64, 4, 2, False, 1, 1, True, 4, 40, 0, 2)
-TURNS = DIVIDED.swapped(block_n=128, stages=6, wait_depth=1, ping_pong=True)
-WIDE = TURNS.swapped(block_n=192, stages=4)
-TALL = TURNS.swapped(block_m=192, stages=4)
-PROMOTED = {"l2_promotion": 128}
-STREAMED = {"keep_out": -1}
-
-# Small products: one consumer, or two of 64 rows each, and as many stages as fit.
-SQUARE = KernelConfig(64, 64, 64, 12, 1, False, 1, 1, True, 1, 40, 1, 1)
-TIPPED = SQUARE.swapped(block_m=128, stages=8, consumers=2)
-BROAD = SQUARE.swapped(block_n=128, stages=8)
-LARGER = TIPPED.swapped(block_n=128, stages=6)
-DIRECT = {"store_stages": 0}
-ONCE_B = {"keep_b": -1, **PROMOTED}
-ONCE_A = {"keep_a": -1, **PROMOTED}
-
-STEPS: dict[str, Steps] = {
-    "headline": {
-        "128x256": DIVIDED,
-        "128x256, cluster 2x1": DIVIDED.swapped(cluster_m=2),
-        "128x256, l2_promotion 128": DIVIDED.swapped(**PROMOTED),
-        "128x256, 3 stages, 4 store buffers": DIVIDED.swapped(stages=3, store_stages=4),
-        "128x128 by turns": TURNS,
-        "128x128 by turns, l2_promotion 128": TURNS.swapped(**PROMOTED),
-        "128x128 by turns, l2_promotion 128, group 1": TURNS.swapped(group=1, **PROMOTED),
-    },
-    "squares": {
-        "128x256": DIVIDED.swapped(group=8),
-        "128x256, cluster 2x1": DIVIDED.swapped(group=8, cluster_m=2),
-        "128x128 by turns": TURNS.swapped(group=8),
-        "128x128 by turns, keep_out -1": TURNS.swapped(group=8, **STREAMED),
-        "128x192 by turns": WIDE.swapped(group=8),
-        "128x192 by turns, group 4": WIDE,
-        "128x192 by turns, l2_promotion 128": WIDE.swapped(group=8, **PROMOTED),
-        "128x192 by turns, cluster 2x1": WIDE.swapped(cluster_m=2),
-        "192x128 by turns": TALL,
-    },
-    "short_k": {
-        "128x256": DIVIDED,
-        "128x128 by turns": TURNS,
-        "128x128 by turns, keep_out -1": TURNS.swapped(**STREAMED),
-        "128x128 by turns, keep_out -1, l2_promotion 128": TURNS.swapped(**STREAMED, **PROMOTED),
-        "128x128 by turns, keep_out -1, cluster 2x1": TURNS.swapped(cluster_m=2, **STREAMED),
-        "128x192 by turns": WIDE,
-        "128x192 by turns, keep_out -1": WIDE.swapped(**STREAMED),
-        "128x192 by turns, keep_out -1, l2_promotion 128": WIDE.swapped(**STREAMED, **PROMOTED),
-        "128x192 by turns, keep_out -1, cluster 2x1": WIDE.swapped(cluster_m=2, **STREAMED),
-    },
-    "ragged": {
-        "128x256": DIVIDED,
-        "128x256, l2_promotion 128": DIVIDED.swapped(**PROMOTED),
-        "128x128 by turns": TURNS,
-        "128x128 by turns, l2_promotion 128": TURNS.swapped(**PROMOTED),
-        "128x128 by turns, l2_promotion 128, cluster 2x1": TURNS.swapped(cluster_m=2, **PROMOTED),
-        "128x192 by turns, l2_promotion 128": WIDE.swapped(**PROMOTED),
-        "128x192 by turns, l2_promotion 128, cluster 2x1": WIDE.swapped(cluster_m=2, **PROMOTED),
-        "128x192 by turns, l2_promotion 128, cluster 2x1, group 1": WIDE.swapped(cluster_m=2, group=1, **PROMOTED),
-    },
-    "layouts": {
-        "128x256": DIVIDED,
-        "128x256, l2_promotion 128": DIVIDED.swapped(**PROMOTED),
-        "128x128 by turns, l2_promotion 128": TURNS.swapped(**PROMOTED),
-        "128x128 by turns, l2_promotion 128, group 8": TURNS.swapped(group=8, **PROMOTED),
-    },
-    "small": {
-        "64x64": SQUARE,
-        "64x64, 2 stages prefetched": SQUARE.swapped(prefetch=2),
-        "64x64, stored from registers": SQUARE.swapped(**DIRECT),
-        "64x64, 2 slices of K": SQUARE.swapped(cluster_k=2),
-        "128x64": TIPPED,
-        "128x64, group 4": TIPPED.swapped(group=4),
-        "128x64, cluster 1x2": TIPPED.swapped(cluster_n=2),
-        "128x64, 3 store buffers": TIPPED.swapped(stages=7, store_stages=3),
-        "64x128": BROAD,
-        "64x128, group 4": BROAD.swapped(group=4),
-        "128x128": LARGER,
-        "128x128, 2 slices of K": LARGER.swapped(cluster_k=2, stages=5),
-    },
-    "splitk": {
-        "64x64": SQUARE,
-        "64x64, 2 slices of K": SQUARE.swapped(cluster_k=2, **DIRECT),
-        "64x64, 4 slices of K": SQUARE.swapped(cluster_k=4, **DIRECT),
-        "64x64, 8 slices of K": SQUARE.swapped(cluster_k=8, **DIRECT),
-        "64x64, 8 slices of K, stored by TMA": SQUARE.swapped(cluster_k=8),
-        "64x64, 8 slices of K, stages of 128": SQUARE.swapped(cluster_k=8, block_k=128, stages=4, **DIRECT),
-        "64x64, 8 slices of K, 2 stages prefetched": SQUARE.swapped(cluster_k=8, prefetch=2, **DIRECT),
-        "64x32, 8 slices of K, 2 stages prefetched": SQUARE.swapped(block_n=32, cluster_k=8, prefetch=2, **DIRECT),
-        "64x16, 8 slices of K, 2 stages prefetched": SQUARE.swapped(block_n=16, cluster_k=8, prefetch=2, **DIRECT),
-        "64x128, 8 slices of K": BROAD.swapped(cluster_k=8, **DIRECT),
-        "128x64, 3 slices of K, cluster 1x2": TIPPED.swapped(cluster_n=2, cluster_k=3, **DIRECT),
-        "128x64, 2 slices of K, cluster 1x2": TIPPED.swapped(cluster_n=2, cluster_k=2, **DIRECT),
-        "128x128, 5 slices of K": LARGER.swapped(cluster_k=5, stages=5, **DIRECT),
-        "128x128, 4 slices of K": LARGER.swapped(cluster_k=4, stages=5, **DIRECT),
-    },
-    "skinny": {
-        "64x64": SQUARE.swapped(**PROMOTED),
-        "64x64, B read once": SQUARE.swapped(**ONCE_B),
-        "64x64, B read once, 4 stages prefetched": SQUARE.swapped(prefetch=4, **ONCE_B),
-        "64x64, B read once, 12 stages prefetched": SQUARE.swapped(prefetch=12, **ONCE_B),
-        "64x64, B read once, stored from registers": SQUARE.swapped(prefetch=4, **ONCE_B, **DIRECT),
-        "64x64, B read once, 2 slices of K": SQUARE.swapped(cluster_k=2, prefetch=4, **ONCE_B),
-        "64x64, B read once, cluster 2x1": SQUARE.swapped(cluster_m=2, prefetch=2, **ONCE_B),
-        "128x64, B read once, 2 slices of K": TIPPED.swapped(cluster_k=2, prefetch=4, **ONCE_B),
-        "64x256, B read once, cluster 2x1": SQUARE.swapped(block_n=256, stages=5, cluster_m=2, **ONCE_B),
-        "128x128, B read once": LARGER.swapped(prefetch=2, **ONCE_B),
-        "128x128, B read once, cluster 1x4": LARGER.swapped(cluster_n=4, prefetch=2, **ONCE_B),
-        "128x64, A read once": TIPPED.swapped(**ONCE_A),
-        "128x64, A read once, stages of 128": TIPPED.swapped(block_k=128, stages=4, **ONCE_A, **DIRECT),
-        "128x128, keep_out -1, 4 store buffers": LARGER.swapped(stages=4, store_stages=4, **STREAMED),
-        "128x192 by turns, keep_out -1": WIDE.swapped(stages=3, **STREAMED),
-        "128x256, keep_out -1, 4 store buffers": DIVIDED.swapped(stages=2, store_stages=4, **STREAMED),
-    },
-}
-"""By suite. Where rows of the result are no multiple of 16 bytes, a step stores from registers."""
 GUESSED = "grid_sample"
-"""A suite whose steps are guesses of search/model.py: those that are fastest in a short run."""
-GUESSES = 40
-FINALISTS = 4
+"""A suite whose steps are guesses of search/estimate.py: those that are fastest in a short run."""
+GUESSES = 24
+FINALISTS = 3
 
 
 @click.command()
@@ -166,7 +50,7 @@ FINALISTS = 4
 @click.option("--only", "shapes", multiple=True, metavar="MxNxK", help="Of the suites' problems. Repeatable.")
 @click.option("--dtype", type=click.Choice(SIXTEEN_BITS), help="Of the suites' problems. Default: all.")
 @click.option("--sustained", is_flag=True, help="Measure each step in blocks of its own as well.")
-@click.option("--dependent", is_flag=True, help="Measure each step with dependent launch instead; for no bundle.")
+@click.option("--dependent", is_flag=True, help="Launch each step before the kernel before it ends; for no bundle.")
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path), help="Gets the fastest steps.")
 @click.option("--commit", help="Of the source, where there is no git history.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
@@ -180,29 +64,31 @@ def main(
     commit: str | None,
     output: Path,
 ) -> None:
-    """Measures the steps of SUITES, all by default."""
+    """Measures the steps of SUITES, by default of all that have steps of their own."""
     if dependent and bundle_path is not None:
         raise click.UsageError("--dependent with --bundle: what cuBLAS is compared with waits for the kernel before it")
-    named = [(problem, _steps(suite, problem)) for suite in suites or STEPS for problem in SUITES[suite].problems]
     plan = [
-        (problem, _legal(problem, _dependent(steps) if dependent else steps))
-        for problem, steps in named
+        (problem, legal_steps(problem, steps_of(suite, problem)), FINALISTS if suite == GUESSED else None)
+        for suite in suites or STEPS
+        for problem in SUITES[suite].problems
         if (not shapes or problem.shape in shapes) and dtype in (None, problem.a_dtype)
     ]
     with ProcessPoolExecutor() as pool:
-        list(pool.map(_compile, [(problem, config) for problem, steps in plan for config in steps.values()]))
+        list(pool.map(_compile, [(problem, config) for problem, steps, _ in plan for config in steps.values()]))
     command = shlex.join(["python", *sys.argv])
     facts = provenance.collect(0, command, commit)
     rows: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
     with holding_gpu(0):
-        for problem, steps in plan:
+        for problem, steps, most in plan:
             found: dict[str, list[dict[str, Any]]] = {}
             bench = Bench(problem)
-            launches, errors = _ready(bench, steps, failures)
-            tried, launches = len(launches), _finalists(bench, launches)
+            launches, errors = _ready(bench, steps, dependent, failures)
+            tried = len(launches)
+            if most is not None:
+                launches = fastest(bench, launches, most)
             for mode in (ROTATED, SUSTAINED) if sustained else (ROTATED,):
-                for row in _measure(bench, steps, launches, errors, mode):
+                for row in _measure(bench, steps, launches, errors, mode, dependent):
                     rows.append(row)
                     found.setdefault(row["step"], []).append(row)
                     click.echo(f"{problem} {mode} {row['step']}: {_ratio(row):.3f} of cuBLAS")
@@ -218,26 +104,27 @@ def _ratio(row: Mapping[str, Any]) -> float:
     return float(row["cublas_us"] / row["cupygemm_us"])
 
 
-def _steps(suite: str, problem: Problem) -> Steps:
+def steps_of(suite: str, problem: Problem) -> Steps:
+    """Configs by name: those of the suite, or guesses, named after what tells them apart."""
     if suite in STEPS:
         return STEPS[suite]
-    return {f"guess {index}": config for index, config in enumerate(guesses(problem, H200, GUESSES))}
+    return {_named(config): config for config in guesses(problem, H200, GUESSES)}
 
 
-def _finalists(bench: Bench, launches: Mapping[str, Launch]) -> dict[str, Launch]:
-    """All steps, or where they are many the fastest ones in a short run."""
-    if len(launches) < GUESSES // 2:
-        return dict(launches)
+def _named(config: KernelConfig) -> str:
+    cluster = f"{config.cluster_m}x{config.cluster_n}x{config.cluster_k}"
+    how = f"{'by turns, ' if config.ping_pong else ''}{config.store_stages} store buffers"
+    return f"{config.block_m}x{config.block_n}, cluster {cluster}, {how}"
+
+
+def fastest(bench: Bench, launches: Mapping[str, Launch], most: int) -> dict[str, Launch]:
+    """Those that are fastest in a short run."""
     timing = bench.time(launches, QUICK)
-    fastest = sorted(launches, key=lambda name: median(timing.samples_us[name]))
-    return {name: launches[name] for name in fastest[:FINALISTS]}
+    ranked = sorted(launches, key=lambda name: median(timing.samples_us[name]))
+    return {name: launches[name] for name in ranked[:most]}
 
 
-def _dependent(steps: Steps) -> Steps:
-    return {f"{name}, dependent launch": config.swapped(dependent_launch=True) for name, config in steps.items()}
-
-
-def _legal(problem: Problem, steps: Steps) -> Steps:
+def legal_steps(problem: Problem, steps: Steps) -> Steps:
     """The steps that the problem's spec allows, each config once."""
     spec = KernelSpec.of(problem)
     found: Steps = {}
@@ -255,7 +142,7 @@ def _compile(kernel: tuple[Problem, KernelConfig]) -> None:
 
 
 def _ready(
-    bench: Bench, steps: Mapping[str, KernelConfig], failures: list[dict[str, Any]]
+    bench: Bench, steps: Mapping[str, KernelConfig], dependent: bool, failures: list[dict[str, Any]]
 ) -> tuple[dict[str, Launch], dict[str, float]]:
     """What each step launches, and its error against float64; steps that do not run become failures.
 
@@ -267,7 +154,8 @@ def _ready(
     errors: dict[str, float] = {}
     for name, config in steps.items():
         try:
-            plan = Plan(problem, LoadedKernel(compile_kernel(KernelSpec.of(problem), config)))
+            kernel = LoadedKernel(compile_kernel(KernelSpec.of(problem), config))
+            plan = Plan(problem, kernel, dependent_launch=dependent)
         except CupygemmError as error:
             failures.append({**problem.to_dict(), "step": name, "detail": str(error)})
             click.echo(f"{problem} {name}: {error}", err=True)
@@ -285,6 +173,7 @@ def _measure(
     launches: Mapping[str, Launch],
     errors: Mapping[str, float],
     mode: str,
+    dependent: bool,
 ) -> Iterator[dict[str, Any]]:
     """A row a step, of one run with cuBLAS and the best cublasLt algorithm."""
     best = bench.cublaslt(mode)
@@ -297,7 +186,7 @@ def _measure(
         own = Timing(samples, timing.readings.get(name, timing.reading))
         yield {
             "step": name,
-            **result_row(bench.problem, own, error, steps[name], mode, bench.bytes_rotated(mode)),
+            **result_row(bench.problem, own, error, steps[name], mode, bench.bytes_rotated(mode), dependent),
         }
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is recorded on a GPU, in one go of some twenty minutes on an H200: the correctness protocol, the replay
+# Everything that is recorded on a GPU, in one go of some thirty minutes on an H200: the correctness protocol, the replay
 # tables, a bundle, the times and the profile. Results land in one folder; copy what is wanted into bench/results and
 # search/tables, then run `cupygemm report`. bench/search.py, which needs no GPU, makes the comparison of strategies.
 #
@@ -24,7 +24,12 @@ timeout 600 "$python" -m cupygemm record $small -o "$out/tables" --report "$out/
 timeout 600 "$python" -m cupygemm record $large -o "$out/tables"
 
 step ladder
-timeout 200 "$python" bench/ladder.py --bundle "$out/tuned.yaml" -o "$out/ladder.json"
+large_suites="headline squares short_k ragged layouts"
+small_suites="small splitk skinny"
+timeout 200 "$python" bench/ladder.py $large_suites --bundle "$out/tuned.yaml" -o "$out/ladder.json"
+timeout 120 "$python" bench/ladder.py $small_suites --bundle "$out/tuned.yaml" -o "$out/ladder_small.json"
+timeout 60 "$python" bench/ladder.py small splitk --dependent -o "$out/ladder_dependent.json"
+timeout 600 "$python" bench/ladder.py grid_sample --bundle "$out/tuned.yaml" -o "$out/ladder_grid.json"
 timeout 200 "$python" bench/ladder.py headline squares --only 2048x2048x4096 --only 4096x4096x4096 \
     --only 8192x8192x8192 --dtype float16 --sustained -o "$out/ladder_sustained.json"
 
@@ -44,9 +49,10 @@ for suite in headline squares; do
     timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json" \
         --mode rotated --mode resident --mode sustained
 done
-for suite in short_k ragged layouts recorded; do
+for suite in short_k ragged layouts recorded $small_suites; do
     timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json"
 done
+timeout 240 "$python" -m cupygemm bench grid_sample --bundle "$out/tuned.yaml" -o "$out/grid_sample.json" --mode rotated
 timeout 120 "$python" bench/layouts.py 2048x2048x4096 4096x4096x4096 --bundle "$out/tuned.yaml" -o "$out/layout_ratios.json"
 
 step profile

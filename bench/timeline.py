@@ -64,7 +64,7 @@ def _stamp(*names: str, when: str) -> str:
 
 FIRST_CONSUMER = "threadIdx.x == WARPGROUP"
 EACH_CONSUMER = "threadIdx.x % WARPGROUP == 0"
-_LAST_WAIT = "            const int m = tile.m + row, n = tile.n + column;\n"
+_BEFORE_STORE = "            const int m = tile.m + row, n = tile.n + column;\n"
 INSTRUMENTS = (
     ("\ntemplate <KernelSpec SPEC, KernelConfig CONFIG>\nstruct Gemm", DECLARATIONS, True),
     ("        extern __shared__ uint8_t", _stamp("entry", "entry_ns", when="threadIdx.x == 0"), False),
@@ -74,7 +74,7 @@ INSTRUMENTS = (
         _stamp("first_stage", when=f"{FIRST_CONSUMER} && k == schedule.k_begin && t == schedule.first"),
         False,
     ),
-    (_LAST_WAIT, _LAST_WAIT + _stamp("last_wgmma", when=EACH_CONSUMER), True),
+    (_BEFORE_STORE, _BEFORE_STORE + _stamp("last_wgmma", when=EACH_CONSUMER), True),
     ("        // Shared memory must outlive", _stamp("staged", "read", "end_ns", when=EACH_CONSUMER), False),
     (
         "bulk_wait_group_read<0>();\n        }",
@@ -89,8 +89,8 @@ WITHOUT_LOADS = (
     ("TileA::load(", f"if ({LOADED}) ", False),
     ("TileB::load(", f"if ({LOADED}) ", False),
     (
-        "mbarrier_arrive_expect_tx(full, args.stage_bytes);",
-        f"if ({LOADED}) mbarrier_arrive_expect_tx(full, args.stage_bytes); else mbarrier_arrive(full);",
+        "mbarrier_arrive_expect_tx(full, args.loaded_bytes);",
+        f"if ({LOADED}) mbarrier_arrive_expect_tx(full, args.loaded_bytes); else mbarrier_arrive(full);",
         True,
     ),
 )

@@ -2,19 +2,19 @@
 #pragma once
 #include "raster.cuh"
 
-// Sizes in elements. `out` and its row stride are used where TMA does not store. `stage_bytes` is what TMA delivers of a
+// Sizes in elements. `out` and its row stride are used where TMA does not store. `loaded_bytes` is what TMA delivers of a
 // stage: less than its tiles hold where boxes leave out rows that A or B does not have. The policies are L2 cache hints.
 // `prefetch` stages of the first tile are fetched from `a` and `b` into the L2 before TMA asks for them.
-// Where K is divided, a slice has `slice_stages` stages, and the first `longer_slices` one more.
+// Where K is divided, a share has `share_stages` stages, and the first `longer_shares` one more.
 struct Arguments {
     uint8_t* out;
     int64_t out_row_stride;
     int m;
     int n;
     int k;
-    int stage_bytes;
-    int slice_stages;
-    int longer_slices;
+    int loaded_bytes;
+    int share_stages;
+    int longer_shares;
     int prefetch;
     Raster raster;
     uint64_t policy_a;

@@ -109,8 +109,10 @@ struct Legal {
     static_assert(C.block_k > 0 && C.block_k % SPAN == 0 && C.block_k <= 256, "block_k: whole swizzle spans");
     static_assert(is_cluster_extent(C.cluster_m) && is_cluster_extent(C.cluster_n), "cluster: powers of two");
     static_assert(C.cluster_k >= 1 && C.cluster_size() <= MAX_CLUSTER, "cluster: portable size");
-    static_assert(C.cluster_k == 1 || !C.ping_pong, "cluster_k: a tile's consumers share its sum");
+    static_assert(C.cluster_k == 1 || !C.ping_pong, "cluster_k: not built with ping-pong");
     static_assert(C.store_stages == 0 || C.consumer_n() % (8 * C.cluster_k) == 0, "cluster_k: equal parts, to store by TMA");
+    // With a single part its CTA would send nothing, and its barrier `empty` could end two phases unseen.
+    static_assert(C.cluster_k == 1 || C.consumer_n() > 8, "cluster_k: two parts at least");
     static_assert(slices_evenly(C.block_m, C.block_k, S.a_major, S.a_dtype, C.cluster_n), "multicast: slices of A");
     static_assert(slices_evenly(C.block_n, C.block_k, S.b_major, S.b_dtype, C.cluster_m), "multicast: slices of B");
     static_assert(C.producer_registers % 8 == 0 && C.producer_registers >= 24 && C.producer_registers <= 128,

@@ -11,6 +11,7 @@
 #include "epilogue.cuh"
 #include "operand.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
 #include "split_k.cuh"
 #include "wgmma_mma_async.cuh"
@@ -70,24 +71,25 @@ struct Gemm : Legal<SPEC, CONFIG> {
     struct Schedule {
         const Raster& raster;
         int rank_m, rank_n, first, step;
-        int plane;                  // rank of the first CTA that has the same slice of K
-        int slice, k_begin, k_end;  // of K
+        int rank_k, first_rank;  // which share of K, and the rank of the first CTA that has it
+        int k_begin, k_end;
 
         __device__ __forceinline__ Schedule(const Arguments& args) : raster(args.raster) {
             const int rank = CONFIG.cluster_size() == 1 ? 0 : static_cast<int>(cluster_cta_rank());
             rank_m = rank % CONFIG.cluster_m;
             rank_n = rank / CONFIG.cluster_m % CONFIG.cluster_n;
-            plane = CONFIG.cluster_k == 1 ? 0 : rank - rank % CONFIG.cluster_plane();
             first = blockIdx.x / CONFIG.cluster_size();
             step = gridDim.x / CONFIG.cluster_size();
-            slice = CONFIG.cluster_k == 1 ? 0 : rank / CONFIG.cluster_plane();
+            rank_k = CONFIG.cluster_k == 1 ? 0 : rank / CONFIG.cluster_plane();
+            first_rank = rank_k * CONFIG.cluster_plane();
             k_begin = 0;
             k_end = args.k;
             if constexpr (CONFIG.cluster_k > 1) {
-                k_begin = (slice * args.slice_stages + min(slice, args.longer_slices)) * CONFIG.block_k;
-                k_end = min(args.k, k_begin + (args.slice_stages + (slice < args.longer_slices)) * CONFIG.block_k);
+                k_begin = (rank_k * args.share_stages + min(rank_k, args.longer_shares)) * CONFIG.block_k;
+                k_end = min(args.k, k_begin + (args.share_stages + (rank_k < args.longer_shares)) * CONFIG.block_k);
             }
         }
+        __device__ __forceinline__ int rank_in_plane() const { return rank_m + CONFIG.cluster_m * rank_n; }
         __device__ __forceinline__ TileIndex element(int t) const {
             const TileIndex tile = raster.tile_at(t);
             return {(tile.m * CONFIG.cluster_m + rank_m) * CONFIG.block_m,
@@ -132,15 +134,16 @@ struct Gemm : Legal<SPEC, CONFIG> {
     __device__ __forceinline__ static void produce(SharedStorage& shared, const CUtensorMap* map_a,
                                                    const CUtensorMap* map_b, const Arguments& args,
                                                    const Schedule& schedule, TileIndex tile) {
-        // Rank is rank_m + cluster_m · rank_n: a cluster row (same rank_m) shares A, a column (same rank_n) shares B.
+        // Rank is first_rank + rank_m + cluster_m · rank_n. Of the CTAs that have the same share of K, a cluster row (same
+        // rank_m) shares A, and a column (same rank_n) shares B.
         uint16_t row_mask = 0;
         for (int peer = 0; peer < CONFIG.cluster_n; ++peer) {
-            row_mask |= 1u << (schedule.plane + schedule.rank_m + CONFIG.cluster_m * peer);
+            row_mask |= 1u << (schedule.first_rank + schedule.rank_m + CONFIG.cluster_m * peer);
         }
-        const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (schedule.plane + CONFIG.cluster_m * schedule.rank_n);
+        const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (schedule.first_rank + CONFIG.cluster_m * schedule.rank_n);
         RingPosition ring;
         // Until here nothing that another kernel writes has been read, and nothing is written before the first load.
-        wait_for_kernel_before();
+        griddepcontrol_wait();
         for (int t = schedule.first; t < schedule.raster.tiles;) {
 #pragma unroll 1  // unrolled, it spills where the producer has 24 registers
             for (int k = schedule.k_begin; k < schedule.k_end; k += CONFIG.block_k) {
@@ -149,7 +152,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 uint64_t* full = &shared.full[ring.slot];
                 // Whole boxes are counted, also where they hang over the edge: TMA fills those with zeros. The peers'
                 // slices count too; they may arrive before this announcement, which leaves the phase open.
-                mbarrier_arrive_expect_tx(full, args.stage_bytes);
+                mbarrier_arrive_expect_tx(full, args.loaded_bytes);
                 TileA::load(shared.a[ring.slot], map_a, full, tile.m, k, schedule.rank_n, row_mask,
                             args.policy_a);
                 TileB::load(shared.b[ring.slot], map_b, full, tile.n, k, schedule.rank_m, column_mask,
@@ -160,7 +163,8 @@ struct Gemm : Legal<SPEC, CONFIG> {
             if (t < schedule.raster.tiles) tile = schedule.element(t);
         }
         // No CTA may leave while a peer can still signal its barriers: wait until every slot has been let go by all. What
-        // peers multicast into this CTA has arrived by then, since its own consumers waited for it.
+        // peers multicast into this CTA has arrived by then, since its own consumers waited for it. (Partial sums have
+        // their own barriers: PartialSums::exchange.)
         if constexpr (CONFIG.cluster_plane() > 1) {
             for (int slot = 0; slot < CONFIG.stages; ++slot) {
                 mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);
@@ -180,7 +184,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
             const bool in_column = thread / CONFIG.cluster_m == schedule.rank_n;
             const bool in_row = thread % CONFIG.cluster_m == schedule.rank_m;
             if (thread < CONFIG.cluster_plane() && (in_column || in_row)) {
-                mbarrier_arrive_remote(&shared.empty[slot], schedule.plane + thread);
+                mbarrier_arrive_remote(&shared.empty[slot], schedule.first_rank + thread);
             }
         }
     }
@@ -282,7 +286,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
             if constexpr (CONFIG.cluster_k == 1) {
                 store<N>(d, map_c, args, buffers, store_turn, m, n, consumer, args.n);
             } else {
-                // K has fewer stages than slices: this one is empty, and d still holds the tile before.
+                // K has fewer stages than shares: this one is empty, and d still holds the tile before.
                 if (schedule.k_begin >= schedule.k_end) {
 #pragma unroll
                     for (int step = 0; step < M_STEPS; ++step) {
@@ -292,11 +296,11 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 }
                 constexpr int PART_N = CONFIG.part_n();
                 float part[M_STEPS][PART_N / 2];
-                Sums::exchange(shared.inbox(consumer), d, part, schedule.slice,
-                               schedule.rank_m + CONFIG.cluster_m * schedule.rank_n, tile_parity, t == schedule.first,
+                Sums::exchange(shared.inbox(consumer), d, part, schedule.rank_k,
+                               schedule.rank_in_plane(), tile_parity, t == schedule.first,
                                t + schedule.step >= schedule.raster.tiles);
                 tile_parity ^= 1;
-                store<PART_N>(part, map_c, args, buffers, store_turn, m, n + schedule.slice * PART_N, consumer,
+                store<PART_N>(part, map_c, args, buffers, store_turn, m, n + schedule.rank_k * PART_N, consumer,
                               min(args.n, n + N));
             }
             if constexpr (CONFIG.ping_pong) ring.skip((TURNS - 1) * tile_stages);
@@ -314,7 +318,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
             prefetch_tensormap(map_a);
             prefetch_tensormap(map_b);
             if constexpr (CONFIG.store_stages > 0) prefetch_tensormap(map_c);
-            launch_dependents();
+            griddepcontrol_launch_dependents();
         }
         // The runtime aligns dynamic shared memory to 16 bytes only; the launch asks for one atom more.
         extern __shared__ uint8_t dynamic_shared[];
@@ -339,9 +343,11 @@ struct Gemm : Legal<SPEC, CONFIG> {
             // No CTA may signal or multicast into another before the barriers there exist.
             cluster_arrive_relaxed();
             if (consumes) prefetch(args, schedule);
+            __syncwarp();
             cluster_wait();
         } else if (consumes) {
             prefetch(args, schedule);
+            __syncwarp();
             barrier_sync(READY_TO_CONSUME, WARP + CONFIG.consumers * WARPGROUP);
         } else if (warp <= PRODUCER_WARP + 1) {
             // The producer does not wait for the consumers, who have other things to do.

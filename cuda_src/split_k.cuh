@@ -27,7 +27,7 @@ struct PartialSums {
         mbarrier_init(inbox.empty, PEERS * WARPGROUP / WARP);
     }
 
-    // The sum of this CTA's part, of this and all peers' accumulators, added in the order of the slices of K: the same
+    // The sum of this CTA's part, of this and all peers' accumulators, added in the order of the shares of K: the same
     // bits whoever comes first. `parity` is that of the tile's number. After the last tile a CTA may leave: all that its
     // peers send has arrived, and they tell it nothing more.
     __device__ __forceinline__ static void exchange(const Inbox& inbox, const float (&d)[M_STEPS][CONFIG.consumer_n() / 2],
@@ -36,7 +36,12 @@ struct PartialSums {
         const int thread = threadIdx.x % WARPGROUP;
         const uint32_t slot = shared_address(inbox.received) + thread * 16;
         const int own_vectors = max(0, min(PART_VECTORS, VECTORS - rank_k * PART_VECTORS));
-        if (thread == 0) mbarrier_arrive_expect_tx(inbox.full, PEERS * M_STEPS * own_vectors * WARPGROUP * 16);
+        // A CTA without a part is sent nothing. It must not end phases of `full` by itself either: nothing would keep its
+        // warps from falling more than one phase apart.
+        const bool has_part = own_vectors > 0;
+        if (has_part && thread == 0) {
+            mbarrier_arrive_expect_tx(inbox.full, PEERS * M_STEPS * own_vectors * WARPGROUP * 16);
+        }
         // Wait until the peers have read the tile before.
         if (!is_first) mbarrier_wait_cluster(inbox.empty, parity ^ 1);
 #pragma unroll
@@ -60,7 +65,7 @@ struct PartialSums {
             }
         }
         // Wait for the parts of all peers.
-        mbarrier_wait_cluster(inbox.full, parity);
+        if (has_part) mbarrier_wait_cluster(inbox.full, parity);
 #pragma unroll
         for (int step = 0; step < M_STEPS; ++step) {
 #pragma unroll

@@ -52,7 +52,13 @@ def benchmark(
 
 
 def result_row(
-    problem: Problem, timing: Timing, error: float, config: KernelConfig | None, mode: str, bytes_rotated: int
+    problem: Problem,
+    timing: Timing,
+    error: float,
+    config: KernelConfig | None,
+    mode: str,
+    bytes_rotated: int,
+    dependent_launch: bool = False,
 ) -> dict[str, Any]:
     """One row, as the schema names its fields.
 
@@ -61,13 +67,14 @@ def result_row(
         error: relative Frobenius error against float64.
         config: None where cuBLAS computed it.
         bytes_rotated: of all operand sets.
+        dependent_launch: whether own kernels began before the kernel before them had ended; the baselines never do.
     """
     own, cublas = timing.samples_us[OWN], timing.samples_us.get(CUBLAS, [])
     # Of one round each, where both had the same clock: what moves both does not move their ratio.
     ratios = [theirs / ours for ours, theirs in zip(own, cublas, strict=False)]
     return {
         **problem.to_dict(),
-        "pdl": False,
+        "pdl": dependent_launch,
         "mode": mode,
         "bytes_rotated": bytes_rotated,
         "kernel": "cublas" if config is None else "own",

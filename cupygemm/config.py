@@ -100,15 +100,13 @@ class KernelConfig:
         store_stages: shared-memory buffers through which a consumer stores with TMA; 0 stores from registers.
         ping_pong: the consumers take whole tiles by turns, so that one stores while another multiplies; without it
             they divide each tile.
-        cluster_k: CTAs of a cluster that divide K: each sums its slice for the whole tile, and they exchange and add
+        cluster_k: CTAs of a cluster that divide K: each sums its share for the whole tile, and they exchange and add
             parts of the sums through distributed shared memory.
         l2_promotion: bytes that a miss of an operand's load fetches into the L2 at least: 0 for no more than was asked,
             64, 128 or 256.
         keep_a, keep_b, keep_out: how long the L2 keeps lines of A, B and the result: -1 they are evicted first, 0 as
             usual, 1 they are evicted last.
         prefetch: stages of a CTA's first tile that the L2 is told to fetch while the barriers are made.
-        dependent_launch: a launch begins before the kernel before it in the stream has ended, and waits for that end
-            before it reads or writes anything (programmatic dependent launch).
 
     The fields marked `AT_LAUNCH` are told to the kernel, not compiled into it: configs that differ only there share a
     cubin.
@@ -134,7 +132,6 @@ class KernelConfig:
     keep_b: int = field(default=0, metadata=AT_LAUNCH)
     keep_out: int = field(default=0, metadata=AT_LAUNCH)
     prefetch: int = field(default=0, metadata=AT_LAUNCH)
-    dependent_launch: bool = field(default=False, metadata=AT_LAUNCH)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -236,6 +233,24 @@ def stage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
     return a + b
 
 
+def loaded_rows(config: KernelConfig, spec: KernelSpec, m: int, n: int) -> tuple[int, int]:
+    """Rows of A's and columns of B's tile that are loaded for an m x n result.
+
+    They are those that there are, where all lie in one tile and a box can have so many: rows beyond an edge cost TMA as
+    much as others. What shared memory holds in their place reaches nothing but rows and columns that are not stored.
+    """
+    a_rows = min(config.block_m, m) if spec.a_major == "k" and config.cluster_n == 1 else config.block_m
+    b_rows = min(config.block_n, n) if spec.b_major == "k" and config.cluster_m == 1 else config.block_n
+    return a_rows, b_rows
+
+
+def loaded_bytes(config: KernelConfig, spec: KernelSpec, m: int, n: int) -> tuple[int, int]:
+    """What the boxes of A and of B deliver to one CTA in a stage of an m x n result."""
+    a_rows, b_rows = loaded_rows(config, spec, m, n)
+    a = operand_bytes(a_rows, config.block_k, spec.a_major, spec.a_dtype)
+    return a, operand_bytes(b_rows, config.block_k, spec.b_major, spec.b_dtype)
+
+
 def shared_storage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
     """sizeof(SharedStorage) in cuda_src/gemm.cuh.
 
@@ -335,7 +350,9 @@ def _cluster_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSp
         yield Violation("cluster", f"cluster {shape}: at least 1 CTA, and at most {MAX_CLUSTER} (portable size)")
         return
     if c.cluster_k > 1 and c.ping_pong:
-        yield Violation("cluster_k", "cluster_k with ping_pong: the sums that CTAs exchange are of one tile at a time")
+        yield Violation("cluster_k", "cluster_k with ping_pong is not built: consumers would skip stages of all K")
+    if c.cluster_k > 1 and c.consumer_n == 8:
+        yield Violation("cluster_k", "cluster_k with 8 columns a consumer: there is but one part of 8 to share out")
     if c.store_stages and c.consumer_n % (8 * c.cluster_k):
         yield Violation(
             "cluster_k",

@@ -41,6 +41,15 @@ class DeviceSpec:
         """Whether the kernels, which are built for sm_90a and nothing else, can run here."""
         return self.compute_capability == (9, 0)
 
+    def clusters_at_once(self, size: int) -> int:
+        """About how many clusters of `size` CTAs, one a SM, run at the same time: `Plan` asks the driver.
+
+        GPCs have unequal numbers of SMs, and clusters of three or more leave some over: an H200 holds 66 of two, 30 of
+        four and 15 of eight (2026-11).
+        """
+        usable = self.sm_count if size <= 2 else int(self.sm_count * 0.92)
+        return max(1, usable // size)
+
 
 # Read from cudaGetDeviceProperties on an NVIDIA H200, driver 580.159, 2026-11.
 H200 = DeviceSpec("NVIDIA H200", (9, 0), sm_count=132, shared_bytes=232448, l2_bytes=62914560, clock_mhz=1980)

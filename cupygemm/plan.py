@@ -7,7 +7,7 @@ from typing import Any
 
 from cupygemm import driver, tensor_map
 from cupygemm.compiler import CompiledKernel
-from cupygemm.config import TMA_ALIGNMENT, KernelConfig, shared_bytes
+from cupygemm.config import TMA_ALIGNMENT, KernelConfig, loaded_bytes, shared_bytes
 from cupygemm.errors import ConfigError, LaunchError, ProblemError
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
@@ -30,9 +30,9 @@ class _Arguments(ctypes.Structure):
         ("m", ctypes.c_int),
         ("n", ctypes.c_int),
         ("k", ctypes.c_int),
-        ("stage_bytes", ctypes.c_int),
-        ("slice_stages", ctypes.c_int),
-        ("longer_slices", ctypes.c_int),
+        ("loaded_bytes", ctypes.c_int),
+        ("share_stages", ctypes.c_int),
+        ("longer_shares", ctypes.c_int),
         ("prefetch", ctypes.c_int),
         ("raster", Raster),
         ("policy_a", ctypes.c_uint64),
@@ -103,11 +103,16 @@ class Plan:
         grid: CTAs launched.
     """
 
-    def __init__(self, problem: Problem, kernel: LoadedKernel, max_sms: int | None = None) -> None:
+    def __init__(
+        self, problem: Problem, kernel: LoadedKernel, max_sms: int | None = None, *, dependent_launch: bool = False
+    ) -> None:
         """Sizes the persistent grid.
 
         Args:
             max_sms: use at most this many SMs, as if the device had no more.
+            dependent_launch: begin before the kernel before it in the stream has ended, and wait for that end before
+                anything is read or written (programmatic dependent launch). What is compared with others waits as
+                they do, so nothing here measures or searches with it unless told to.
 
         Raises:
             ProblemError: the problem is larger than TMA's coordinates.
@@ -136,9 +141,9 @@ class Plan:
             m=problem.m,
             n=problem.n,
             k=problem.k,
-            stage_bytes=tensor_map.loaded_bytes(config, spec, problem.m, problem.n),
-            slice_stages=k_stages // config.cluster_k,
-            longer_slices=k_stages % config.cluster_k,
+            loaded_bytes=sum(loaded_bytes(config, spec, problem.m, problem.n)),
+            share_stages=k_stages // config.cluster_k,
+            longer_shares=k_stages % config.cluster_k,
             prefetch=config.prefetch,
             raster=Raster.of(config, tiles_m, tiles_n),
             policy_a=_L2_POLICIES[config.keep_a],
@@ -147,7 +152,7 @@ class Plan:
         )
         self._no_map = TensorMap()
         self._dependent_launch = None
-        if config.dependent_launch:
+        if dependent_launch:
             function = kernel.kernel.kernel.ptr
             self._dependent_launch = driver.DependentLaunch(function, self.grid, config.threads, kernel.shared_bytes)
 

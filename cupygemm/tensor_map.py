@@ -15,7 +15,7 @@ from cupygemm.config import (
     TMA_ALIGNMENT,
     KernelConfig,
     KernelSpec,
-    operand_bytes,
+    loaded_rows,
     store_columns,
 )
 from cupygemm.dtypes import DTYPES
@@ -66,32 +66,14 @@ def operand_box(config: KernelConfig, tile_rows: int, major: str, dtype: str, pe
     return Box(slab_rows if by_slab else slab_rows // peers, span, config.l2_promotion)
 
 
-def a_box(config: KernelConfig, spec: KernelSpec, m: int = MAX_TILE) -> Box:
+def a_box(config: KernelConfig, spec: KernelSpec, m: int) -> Box:
     """The box of A, which has `m` rows; the CTAs of a cluster row share its tiles."""
     return operand_box(config, loaded_rows(config, spec, m, MAX_TILE)[0], spec.a_major, spec.a_dtype, config.cluster_n)
 
 
-def b_box(config: KernelConfig, spec: KernelSpec, n: int = MAX_TILE) -> Box:
+def b_box(config: KernelConfig, spec: KernelSpec, n: int) -> Box:
     """The box of B, which has `n` columns; the CTAs of a cluster column share its tiles."""
     return operand_box(config, loaded_rows(config, spec, MAX_TILE, n)[1], spec.b_major, spec.b_dtype, config.cluster_m)
-
-
-def loaded_bytes(config: KernelConfig, spec: KernelSpec, m: int, n: int) -> int:
-    """What the boxes of a stage of an m x n result deliver to one CTA."""
-    a_rows, b_rows = loaded_rows(config, spec, m, n)
-    a = operand_bytes(a_rows, config.block_k, spec.a_major, spec.a_dtype)
-    return a + operand_bytes(b_rows, config.block_k, spec.b_major, spec.b_dtype)
-
-
-def loaded_rows(config: KernelConfig, spec: KernelSpec, m: int, n: int) -> tuple[int, int]:
-    """Rows of A's and columns of B's tile that are loaded.
-
-    They are those that there are, where all lie in one tile and a box can have so many: rows beyond an edge cost TMA as
-    much as others. What shared memory holds in their place reaches nothing but rows and columns that are not stored.
-    """
-    a_rows = min(config.block_m, m) if spec.a_major == "k" and config.cluster_n == 1 else config.block_m
-    b_rows = min(config.block_n, n) if spec.b_major == "k" and config.cluster_m == 1 else config.block_n
-    return a_rows, b_rows
 
 
 def out_box(config: KernelConfig, spec: KernelSpec) -> Box:

@@ -1,8 +1,9 @@
-"""Configs to begin with: what was best for problems that are recorded, and what a model expects to be good.
+"""Configs to begin with: what was best for problems that are recorded, and what is estimated to be good.
 
-A table of another shape does not say what is best here, but it knows which corners of forty million points are any
+A table of another shape does not say what is best here, but it knows which corners of billions of points are any
 good. On a GPU the table of the problem itself comes first, if there is one; on replay it is left out, so that a search
-is never told its answer. The model's guesses are for GPUs only: they are not made for what a table holds.
+is never told its answer. Guesses are for GPUs only: they are not
+made for what a table holds.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from importlib.resources.abc import Traversable
 from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.problem import Problem
-from cupygemm.search.model import guesses
+from cupygemm.search.estimate import guesses
 from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.table import Table
 
-GUESSES = 24
-"""Of the model."""
+GUESSES = 8
+"""Half of what a strategy that is started measures first (`MOST_STARTS` of strategies/cma.py): the tables' configs know
+less than an estimate of products that none of them is like. Of both, shares were not compared."""
 PER_TABLE = 3
 """Configs taken from each table, of different tiles."""
 

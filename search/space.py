@@ -246,7 +246,5 @@ FULL_KNOBS = (
     Knob("keep_b", (-1, 0, 1)),
     Knob("keep_out", (-1, 0)),
     Knob("prefetch", (0, 1, 2, 4, 8)),
-    # Never on in a search: the baseline waits for the kernel before it.
-    Knob("dependent_launch", (False,), ordered=False),
 )
 """The default space, some billions of points before legality."""

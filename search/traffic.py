@@ -65,7 +65,7 @@ def traffic(problem: Problem, config: KernelConfig, device: DeviceSpec) -> Traff
         tiles_n=ceil(ceil(problem.n / config.block_n) / config.cluster_n),
         along_n=config.raster_along_n,
         group=config.group,
-        wave=max(1, device.sm_count // config.cluster_size),
+        wave=device.clusters_at_once(config.cluster_size),
     )
     rows, columns = config.block_m * config.cluster_m, config.block_n * config.cluster_n
     a_panel = rows * problem.k * DTYPES[problem.a_dtype].bytes

@@ -89,6 +89,12 @@ def test_a_row_has_every_field_of_the_schema() -> None:
     assert (row["sm_clock_mhz"], row["power_w"]) == (1755, 690.0)
 
 
+def test_a_row_says_that_launches_were_dependent() -> None:
+    timing = Timing({"cupygemm": [3.0], "cublas": [4.0]})
+    rows = [result_row(PROBLEM, timing, 1e-4, CONFIG, "rotated", 0, dependent) for dependent in (False, True)]
+    assert [row["pdl"] for row in rows] == [False, True]
+
+
 def test_what_was_not_measured_is_null() -> None:
     row = benchmark(FakeBench(RIGHT), launch, mode=RESIDENT, torch=launch)  # type: ignore[arg-type]
     assert (row["cublaslt_us"], row["torch_us"]) == (None, 47.0)

@@ -109,6 +109,7 @@ def test_store_columns(block_n: int, out_dtype: str, expected: int) -> None:
         ("cluster_k", {"cluster_k": 2, "ping_pong": True, "block_n": 128}),
         ("cluster_k", {"cluster_k": 4, "block_n": 112, "stages": 3}),
         ("cluster_k", {"cluster_k": 3, "block_n": 128, "cluster_m": 1, "stages": 3}),
+        ("cluster_k", {"cluster_k": 2, "block_n": 8, "cluster_m": 1, "store_stages": 0}),
         ("producer_registers", {"producer_registers": 36}),
         ("accumulators", {"consumers": 1}),
         ("stages", {"stages": 1}),

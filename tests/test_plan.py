@@ -171,9 +171,9 @@ def test_arguments_lie_as_in_the_kernel() -> None:
         ("m", 16, 4),
         ("n", 20, 4),
         ("k", 24, 4),
-        ("stage_bytes", 28, 4),
-        ("slice_stages", 32, 4),
-        ("longer_slices", 36, 4),
+        ("loaded_bytes", 28, 4),
+        ("share_stages", 32, 4),
+        ("longer_shares", 36, 4),
         ("prefetch", 40, 4),
         ("raster", 44, 48),
         ("policy_a", 96, 8),
@@ -209,17 +209,17 @@ def test_the_kernel_is_told_sizes_order_and_hints(gpu: FakeGpu, monkeypatch: pyt
     assert bytes(got.raster) == bytes(expected)
     assert (got.raster.tiles, got.raster.along_n, got.raster.height.divisor) == (tiles_m * tiles_n, 0, min(2, tiles_n))
     assert got.raster.band_tiles.divisor == min(2, tiles_n) * tiles_m
-    assert got.stage_bytes == (config.block_m + config.block_n) * config.block_k * 2
+    assert got.loaded_bytes == (config.block_m + config.block_n) * config.block_k * 2
     assert (got.a, got.a_row_bytes, got.b, got.b_row_bytes) == (given.a.data.ptr, 144, given.b.data.ptr, 400)
-    assert (got.slice_stages, got.longer_slices, got.prefetch) == (2, 0, 3)
+    assert (got.share_stages, got.longer_shares, got.prefetch) == (2, 0, 3)
 
 
 @pytest.mark.parametrize(("cluster_k", "slices"), [(1, (9, 0)), (2, (4, 1)), (4, (2, 1)), (8, (1, 1))])
-def test_slices_of_k_differ_by_a_stage_at_most(gpu: FakeGpu, cluster_k: int, slices: tuple[int, int]) -> None:
+def test_shares_of_k_differ_by_a_stage_at_most(gpu: FakeGpu, cluster_k: int, slices: tuple[int, int]) -> None:
     problem = Problem(64, 64, 513)
     config = SMALL.swapped(block_n=64, block_k=64, cluster_k=cluster_k, store_stages=0)
     ready = Plan(problem, loaded(gpu, config, problem))
-    assert (ready._template.slice_stages, ready._template.longer_slices) == slices
+    assert (ready._template.share_stages, ready._template.longer_shares) == slices
     assert ready.grid == cluster_k
 
 
@@ -245,7 +245,7 @@ def test_rows_that_no_tile_has_are_not_loaded(
     out = gpu.empty((8, 40), np.float16)
     ready(a, b, out)
     assert tuple(box.rows for _, box in gpu.maps.values())[:2] == boxes
-    assert ready._template.stage_bytes == sum(rows) * 128 * 2
+    assert ready._template.loaded_bytes == sum(rows) * 128 * 2
     np.testing.assert_array_equal(plain(out), right(a, b))
 
 
@@ -264,11 +264,12 @@ def test_a_launch_has_the_plans_grid(gpu: FakeGpu, config: KernelConfig) -> None
 
 def test_a_dependent_launch_is_one_of_the_drivers(gpu: FakeGpu) -> None:
     problem = Problem(600, 200, 72)
-    ready = Plan(problem, loaded(gpu, SMALL.swapped(dependent_launch=True), problem))
+    kernel = loaded(gpu, SMALL, problem)
+    ready = Plan(problem, kernel, dependent_launch=True)
     a, b = operands(gpu, problem)
     out = gpu.empty((600, 200), np.float16)
     ready(a, b, out)
-    Plan(problem, loaded(gpu, SMALL, problem))(a, b, out)
+    Plan(problem, kernel)(a, b, out)
     assert [launched.dependent for launched in gpu.launches] == [True, False]
     assert gpu.launches[0].grid == gpu.launches[1].grid == ready.grid
     np.testing.assert_array_equal(plain(out), right(a, b))
@@ -306,13 +307,16 @@ def test_operands_are_described_as_they_are_stored(gpu: FakeGpu, layout: str, dt
 def test_whole_slabs_are_shared_where_they_divide_evenly(gpu: FakeGpu) -> None:
     config = LARGE.swapped(cluster_m=2, cluster_n=2)
     boxes = [
-        (tensor_map.a_box(config, spec), tensor_map.b_box(config, spec))
+        (tensor_map.a_box(config, spec, 1024), tensor_map.b_box(config, spec, 1024))
         for spec in (KernelSpec.of(replace(PROBLEM, layout=layout)) for layout in ("tn", "nt"))
     ]
     assert boxes == [(Box(64, 64, 256), Box(64, 64, 256))] * 2
     alone = config.swapped(cluster_m=1, cluster_n=1)
     spec = KernelSpec.of(replace(PROBLEM, layout="nt"))
-    assert (tensor_map.a_box(alone, spec), tensor_map.b_box(alone, spec)) == (Box(128, 64, 256), Box(128, 64, 256))
+    assert (tensor_map.a_box(alone, spec, 1024), tensor_map.b_box(alone, spec, 1024)) == (
+        Box(128, 64, 256),
+        Box(128, 64, 256),
+    )
 
 
 def test_stores_from_registers_need_no_descriptor(gpu: FakeGpu) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cupygemm.device import H200
 from cupygemm.problem import Problem
-from cupygemm.search.model import guesses
+from cupygemm.search.estimate import guesses
 from cupygemm.search.recorded import file_name
 from cupygemm.search.seeds import GUESSES, PER_TABLE, recorded_seeds, seeds
 
@@ -47,7 +47,7 @@ def test_the_tables_that_ship_give_seeds():
     assert recorded_seeds(Problem(4096, 4096, 4096, a_dtype="bfloat16", b_dtype="bfloat16", out_dtype="bfloat16"))
 
 
-def test_on_a_gpu_the_models_guesses_take_turns_with_them(folder):
+def test_on_a_gpu_guesses_take_turns_with_them(folder):
     path, _ = folder
     recorded, guessed = recorded_seeds(PROBLEM, path, replayed=False), guesses(PROBLEM, H200, GUESSES)
     found = seeds(PROBLEM, H200, path, replayed=False)

@@ -51,16 +51,6 @@ __device__ __forceinline__ bool elect_one() {
     return elected != 0;
 }
 
-// Lets the next kernel of the stream start its CTAs as soon as there is room, if it was launched to do so.
-__device__ __forceinline__ void launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-// Waits until the kernel before has ended and its writes can be seen; at once where this one was not launched early.
-__device__ __forceinline__ void wait_for_kernel_before() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
 // The address, in the shared memory of another CTA of the cluster, of what lies at `address` in this one's.
 __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t cta_rank) {
     uint32_t remote;

@@ -42,21 +42,20 @@ CONFIGS = {
     ),
     "two stages": LARGE.swapped(stages=2, block_k=128),
     "four store buffers": LARGE.swapped(stages=3, store_stages=4, cluster_m=1),
-    "K in two slices": LARGE.swapped(block_n=128, cluster_m=1, cluster_k=2),
-    "K in eight slices": SMALL.swapped(cluster_k=8),
-    "K in two slices, cluster 2x2": LARGE.swapped(block_n=128, cluster_n=2, cluster_k=2),
-    "K in four slices, two steps of rows, direct": LARGE.swapped(
+    "K in two shares": LARGE.swapped(block_n=128, cluster_m=1, cluster_k=2),
+    "K in eight shares": SMALL.swapped(cluster_k=8),
+    "K in two shares, cluster 2x2": LARGE.swapped(block_n=128, cluster_n=2, cluster_k=2),
+    "K in four shares, two steps of rows, direct": LARGE.swapped(
         block_m=256, block_n=128, cluster_m=1, cluster_k=4, stages=2, store_stages=0
     ),
-    "K in three slices, cluster 1x2, unequal parts": SMALL.swapped(cluster_n=2, cluster_k=3, store_stages=0),
-    "K in seven slices, some without a part": LARGE.swapped(
+    "K in three shares, cluster 1x2, unequal parts": SMALL.swapped(cluster_n=2, cluster_k=3, store_stages=0),
+    "K in seven shares, some without a part": LARGE.swapped(
         block_n=40, cluster_m=1, cluster_k=7, stages=6, store_stages=0
     ),
+    "K in eight shares, two parts": SMALL.swapped(block_n=16, cluster_k=8, store_stages=0),
+    "K in three shares, one part empty": SMALL.swapped(block_n=16, cluster_k=3, store_stages=0),
     "L2 hints": LARGE.swapped(l2_promotion=128, keep_a=1, keep_b=-1, keep_out=-1, prefetch=3),
     "prefetch, no cluster": SMALL.swapped(prefetch=16),
-    "dependent launch": SMALL.swapped(dependent_launch=True, prefetch=2),
-    "dependent launch, cluster 2x1, two consumers": LARGE.swapped(dependent_launch=True),
-    "dependent launch, K in slices": SMALL.swapped(cluster_k=4, dependent_launch=True, store_stages=0),
 }
 """One config for each thing that a kernel can do differently."""
 
@@ -127,12 +126,12 @@ class Kernels:
         with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
             list(pool.map(compile_pair, pairs))
 
-    def plan(self, problem: Problem, config: KernelConfig, max_sms: int | None = None) -> Plan:
-        """A plan for the problem, with the config adapted by `fitting`."""
+    def plan(self, problem: Problem, config: KernelConfig, max_sms: int | None = None, **options: bool) -> Plan:
+        """A plan for the problem, with the config adapted by `fitting` and options of `Plan`."""
         pair = (KernelSpec.of(problem), fitting(config, problem))
         if pair not in self.loaded:
             self.loaded[pair] = LoadedKernel(compile_kernel(*pair))
-        return Plan(problem, self.loaded[pair], max_sms)
+        return Plan(problem, self.loaded[pair], max_sms, **options)
 
 
 @dataclass

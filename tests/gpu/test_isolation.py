@@ -26,7 +26,7 @@ pytestmark = pytest.mark.gpu
 # `block_n` / 8 says what becomes of the config; any other value is healthy.
 HANGS, FAULTS, IS_WRONG, CRASHES_COMPILER = 2, 3, 5, 7
 CHANGES = {
-    HANGS: ("gemm.cuh", "TileA::BYTES + TileB::BYTES);", "TileA::BYTES + TileB::BYTES + 16);"),
+    HANGS: ("gemm.cuh", "expect_tx(full, args.loaded_bytes);", "expect_tx(full, args.loaded_bytes + 16);"),
     FAULTS: ("epilogue.cuh", "out + index * dtype_bytes(OUT)", "out + (index + (1ll << 42)) * dtype_bytes(OUT)"),
     IS_WRONG: ("gemm.cuh", "TileB::offset(0, k)", "TileB::offset(0, 0)"),
 }

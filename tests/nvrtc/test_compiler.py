@@ -42,6 +42,8 @@ FAMILIES = [
     (spec(), LARGE.swapped(consumers=3, block_m=192, block_n=128)),
     (spec(), SMALL.swapped(block_n=8)),
     (spec(), LARGE.swapped(block_n=192, cluster_m=1, ping_pong=True)),
+    (spec(), LARGE.swapped(block_n=128, cluster_m=1, cluster_k=4)),
+    (spec(layout="nt"), SMALL.swapped(cluster_n=2, cluster_k=3, store_stages=0)),
 ]
 
 

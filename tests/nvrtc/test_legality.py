@@ -13,6 +13,7 @@ import pytest
 
 from cupygemm import compiler, kernel_source
 from cupygemm.config import (
+    MAX_TILE,
     KernelConfig,
     KernelSpec,
     Violation,
@@ -45,7 +46,7 @@ VALUES: dict[str, list[int] | list[bool]] = {
     "wait_depth": [-1, 0, 1, 2],
     "store_stages": [-1, 0, 1, 2, 4, 5],
     "ping_pong": [False, True],
-    "cluster_k": [0, 1, 2, 3, 4, 8, 16],
+    "cluster_k": [0, 1, 2, 3, 4, 8, 9],
 }
 LEGAL_ONE = KernelConfig(128, 128, 64, 3, 2, False, 1, 1, False, 8, 40, 1, 1)
 DEVICE_RULES = ("shared memory", "device")
@@ -63,7 +64,8 @@ def random_spec(rng: random.Random) -> KernelSpec:
 def random_config(rng: random.Random) -> KernelConfig:
     """A legal config with a few fields changed at random: near the border, where the two sides could differ."""
     changed = rng.sample(list(VALUES), rng.randint(1, 4))
-    return LEGAL_ONE.swapped(**{name: rng.choice(VALUES[name]) for name in changed})
+    start = LEGAL_ONE.swapped(cluster_k=rng.choice((1, 2, 3)), store_stages=0) if rng.random() < 0.3 else LEGAL_ONE
+    return start.swapped(**{name: rng.choice(VALUES[name]) for name in changed})
 
 
 def static_violation(config: KernelConfig, spec: KernelSpec) -> Violation | None:
@@ -111,6 +113,7 @@ def test_illegal_pairs_are_refused() -> None:
     accepted = [(pair, static_violation(pair[1], pair[0])) for pair in pairs if accepts(*pair)]
     assert accepted == []
     rules = {found.rule for spec, config in pairs if (found := static_violation(config, spec))}
+    assert rules >= {"cluster", "cluster_k"}
     assert len(rules) >= 8, "the sample is too narrow to mean anything"
 
 
@@ -125,23 +128,26 @@ def test_shared_storage_is_what_python_says() -> None:
     # One generated WGMMA serves one consumer width, so all pairs of a program share it.
     for block_n in (64, 200):
         rng = random.Random(block_n)
-        lines = []
+        lines: list[str] = []
+        cluster_k: set[int] = set()
         while len(lines) < 40:
             spec = random_spec(rng)
             config = random_config(rng).swapped(block_n=block_n, split_n=False)
             if static_violation(config, spec) is not None:
                 continue
             size = shared_storage_bytes(config, spec)
+            cluster_k.add(config.cluster_k)
             instance = f"Gemm<{spec_literal(spec)}, {config_literal(config)}>"
             lines.append(f"static_assert(sizeof({instance}::SharedStorage) == {size});")
         headers = compiler.sources(KernelSpec.of(Problem(64, 64, 64)), LEGAL_ONE.swapped(block_n=block_n))
         assert refusal('#include "gemm.cuh"\n' + "\n".join(lines), headers) is None
+        assert cluster_k >= {1, 2, 3}, "the sample is too narrow"
 
 
 def facts(spec: KernelSpec, config: KernelConfig) -> dict[str, int]:
     """What the kernel computes for itself, and Python's answer."""
     gemm, value = f"Gemm<{spec_literal(spec)}, {config_literal(config)}>", config_literal(config)
-    a, b, out = a_box(config, spec), b_box(config, spec), out_box(config, spec)
+    a, b, out = a_box(config, spec, MAX_TILE), b_box(config, spec, MAX_TILE), out_box(config, spec)
     return {
         f"{gemm}::TileA::BOX_ROWS": a.rows,
         f"{gemm}::TileA::SPAN": a.columns,
@@ -151,6 +157,7 @@ def facts(spec: KernelSpec, config: KernelConfig) -> dict[str, int]:
         f"{gemm}::Store::BUFFER_BYTES": out.rows * out.columns * DTYPES[spec.out_dtype].bytes,
         f"({value}).consumer_registers()": config.consumer_registers,
         f"({value}).accumulators()": config.accumulators,
+        f"({value}).part_n()": config.part_n,
         f"({value}).threads()": config.threads,
         # The boxes of all CTAs that share a tile are the tile.
         f"{gemm}::TileA::BOXES * {config.cluster_n * a.rows} * SWIZZLE_BYTES": operand_bytes(
@@ -182,7 +189,10 @@ def slicing(spec: KernelSpec, config: KernelConfig) -> tuple[tuple[str, bool], t
     """For each operand, how it is stored and whether its boxes are slices of the rows of a slab."""
     whole_a = config.block_m if spec.a_major == "k" else config.block_k
     whole_b = config.block_n if spec.b_major == "k" else config.block_k
-    return (spec.a_major, a_box(config, spec).rows < whole_a), (spec.b_major, b_box(config, spec).rows < whole_b)
+    return (spec.a_major, a_box(config, spec, MAX_TILE).rows < whole_a), (
+        spec.b_major,
+        b_box(config, spec, MAX_TILE).rows < whole_b,
+    )
 
 
 def test_arguments_have_the_layout_of_python() -> None:

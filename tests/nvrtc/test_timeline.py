@@ -20,6 +20,8 @@ SPEC = KernelSpec.of(Problem(2048, 2048, 4096))
 DIVIDED = KernelConfig(128, 256, 64, 4, 2, False, 1, 1, True, 4, 40, 0, 2)
 TURNS = DIVIDED.swapped(block_n=128, stages=6, wait_depth=1, ping_pong=True, cluster_m=2)
 
+SHARED = DIVIDED.swapped(block_n=128, cluster_k=4)
+
 
 @pytest.fixture(scope="module")
 def timeline() -> ModuleType:
@@ -32,7 +34,7 @@ def timeline() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("config", [DIVIDED, TURNS], ids=["rows divided", "by turns"])
+@pytest.mark.parametrize("config", [DIVIDED, TURNS, SHARED], ids=["rows divided", "by turns", "K divided"])
 def test_every_variant_compiles_as_asked(timeline: ModuleType, config: KernelConfig) -> None:
     for variant in timeline.VARIANTS:
         headers = timeline.instrumented(SPEC, config, variant)

@@ -1,0 +1,65 @@
+"""bench/ladder.py without a GPU: which steps it takes for a problem, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cupygemm.config import KernelSpec, illegal_reason
+from cupygemm.device import H200
+from cupygemm.measure import Timing
+from cupygemm.problem import Problem
+from cupygemm.suites import SUITES
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+@pytest.fixture(scope="module")
+def ladder() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCH))
+        yield pytest.importorskip("ladder")
+        for name in ("ladder", "steps"):
+            sys.modules.pop(name, None)
+
+
+def test_every_step_is_legal_for_every_problem_of_its_suite(ladder: ModuleType) -> None:
+    for suite, steps in ladder.STEPS.items():
+        assert len(set(steps.values())) == len(steps)
+        for problem in SUITES[suite].problems:
+            assert ladder.legal_steps(problem, steps).keys() <= steps.keys()
+            if KernelSpec.of(problem).out_aligned:
+                assert list(ladder.legal_steps(problem, steps)) == list(steps), problem
+
+
+def test_rows_that_tma_cannot_store_are_stored_from_registers_once(ladder: ModuleType) -> None:
+    problem = Problem(4095, 4097, 4096)
+    found = ladder.legal_steps(problem, ladder.STEPS["ragged"])
+    assert {config.store_stages for config in found.values()} == {0}
+    assert len(set(found.values())) == len(found)
+
+
+def test_a_grid_sample_has_guesses(ladder: ModuleType) -> None:
+    for problem in SUITES[ladder.GUESSED].problems[::25]:
+        found = ladder.steps_of(ladder.GUESSED, problem)
+        assert len(found) == ladder.GUESSES
+        assert all(illegal_reason(config, KernelSpec.of(problem), H200) is None for config in found.values())
+
+
+def test_the_fastest_in_a_short_run_go_on(ladder: ModuleType) -> None:
+    launches = {"slow": object(), "fast": object(), "middle": object()}
+    samples = {"slow": [3.0, 9.0], "fast": [1.0, 1.5], "middle": [2.0, 2.0], "cublas": [0.1, 0.1]}
+    bench = SimpleNamespace(time=lambda given, effort: Timing(samples))
+    assert list(ladder.fastest(bench, launches, 2)) == ["fast", "middle"]
+
+
+def test_dependent_launches_are_for_no_bundle(ladder: ModuleType, tmp_path: Path) -> None:
+    arguments = ["small", "--dependent", "--bundle", str(tmp_path / "b.yaml"), "-o", str(tmp_path / "o.json")]
+    result = CliRunner().invoke(ladder.main, arguments)
+    assert result.exit_code == 2
+    assert "--dependent with --bundle" in result.stderr

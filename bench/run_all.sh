@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is recorded on a GPU, in one go of some thirty minutes on an H200: the correctness protocol, the replay
+# Everything that is recorded on a GPU, in one go of most of an hour on an H200: the correctness protocol, the replay
 # tables, a bundle, the times and the profile. Results land in one folder; copy what is wanted into bench/results and
 # search/tables, then run `cupygemm report`. bench/search.py, which needs no GPU, makes the comparison of strategies.
 #
@@ -18,10 +18,10 @@ step correctness
 timeout 240 "$python" -m pytest -q -m gpu tests/gpu --report "$out/correctness.json" -p no:cacheprovider
 
 step tables
-small="2048x2048x4096 512x512x8192 1024x1024x1024 256x1024x1024"
-large="128x4096x4096 4096x4096x1024 8192x8192x512 4096x4096x4096"
-timeout 600 "$python" -m cupygemm record $small -o "$out/tables" --report "$out/tuning_rate.json"
-timeout 600 "$python" -m cupygemm record $large -o "$out/tables"
+small="512x512x512 1024x1024x1024 256x1024x1024 1024x1024x4096 64x64x4096 128x256x4096 256x256x16384 512x512x8192"
+large="16x4096x4096 128x4096x4096 1x4096x14336 16384x64x16384 2048x2048x4096 4096x4096x1024 4096x4096x4096 8192x8192x512"
+timeout 900 "$python" -m cupygemm record $small -o "$out/tables" --report "$out/tuning_rate.json"
+timeout 1200 "$python" -m cupygemm record $large -o "$out/tables"
 
 step ladder
 large_suites="headline squares short_k ragged layouts"

@@ -8,7 +8,7 @@ device as static_asserts. tests/nvrtc proves that the two sides agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple, Self
 
 from cupygemm.device import DeviceSpec
@@ -206,7 +206,7 @@ class KernelConfig:
 
     def swapped(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
-        return type(self)(**{**asdict(self), **changes})
+        return replace(self, **changes)
 
 
 def store_columns(config: KernelConfig, spec: KernelSpec) -> int:
@@ -285,6 +285,11 @@ def illegal_reason(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -
 def violation(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
     """The first rule broken, cheapest rules first; `illegal_reason` with the rule's name."""
     return next(_violations(config, spec, device), None)
+
+
+def compiled_violation(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
+    """The first rule broken by what is compiled of the config: it is broken whatever is told at launch."""
+    return next((found for rule in COMPILED_RULES for found in rule(config, spec, device)), None)
 
 
 def _violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
@@ -409,7 +414,8 @@ def _store_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec
         )
 
 
-def _launch_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
+def launch_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
+    """The rules broken by what is told at launch."""
     c = config
     if not 1 <= c.group <= 64:
         yield Violation("group", f"group {c.group}: from 1 to 64 tiles")
@@ -433,7 +439,7 @@ def _shared_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpe
 
 
 Rule = Callable[[KernelConfig, KernelSpec, DeviceSpec], Iterator[Violation]]
-RULES: tuple[Rule, ...] = (
+COMPILED_RULES: tuple[Rule, ...] = (
     _device_violations,
     _spec_violations,
     _tile_violations,
@@ -441,7 +447,8 @@ RULES: tuple[Rule, ...] = (
     _register_violations,
     _pipeline_violations,
     _store_violations,
-    _launch_violations,
     _shared_violations,
 )
-"""What makes a config illegal, cheapest first; each can be asked alone."""
+"""What makes a config illegal whatever is told at launch, cheapest first."""
+RULES: tuple[Rule, ...] = (*COMPILED_RULES, launch_violations)
+"""What makes a config illegal; each can be asked alone."""

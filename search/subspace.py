@@ -7,14 +7,28 @@ header keeps both with the number of points it cost.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from cupygemm.config import KernelConfig, KernelSpec, Violation, stage_bytes, violation
-from cupygemm.device import DeviceSpec
-from cupygemm.names import CORE
+from cupygemm.config import (
+    KernelConfig,
+    KernelSpec,
+    Violation,
+    compiled_violation,
+    launch_violations,
+    shared_bytes,
+    stage_bytes,
+)
+from cupygemm.device import H200, DeviceSpec
+from cupygemm.names import CORE, WIDE
 from cupygemm.problem import Problem
 from cupygemm.search.space import Knob, SearchSpace, completed
+
+COMPILED = frozenset(field.name for field in fields(KernelConfig) if field.metadata.get("compiled", True))
+"""Fields that a kernel is compiled for; the others are told at launch."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +39,13 @@ class Restriction:
         rule: short name, unique among `RESTRICTIONS`.
         reason: why these points are left out.
         excludes: whether the config is left out.
+        at_launch: whether it looks at what is told at launch, and not only at what is compiled.
     """
 
     rule: str
     reason: str
     excludes: Callable[[KernelConfig, KernelSpec], bool]
+    at_launch: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +55,7 @@ class SubSpace:
     Attributes:
         name: key in `SUBSPACES`.
         knobs: one for each config field.
-        restrictions: asked after legality, in this order.
+        restrictions: asked after legality, in this order, those at launch last.
     """
 
     name: str
@@ -48,19 +64,30 @@ class SubSpace:
 
     def exclusion(self, config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
         """The rule that keeps a point of the product out, with its reason; None for a point that has to be measured."""
-        illegal = violation(config, spec, device)
-        if illegal is not None:
-            return illegal
-        for restriction in self.restrictions:
-            if restriction.excludes(config, spec):
-                return Violation(restriction.rule, restriction.reason)
-        return None
+        return self._of_what_is_compiled(config, spec, device) or self._at_launch(config, spec, device)
 
     def configs(self, spec: KernelSpec, device: DeviceSpec) -> Iterator[KernelConfig]:
-        """Every point that has to be measured, in the order of the knobs."""
-        for config in SearchSpace(self.knobs, lambda _: True).product():
-            if self.exclusion(config, spec, device) is None:
-                yield config
+        """Every point that has to be measured; those of one kernel follow one another."""
+        for kernel, excluded in self._kernels(spec, device):
+            if excluded is None:
+                for config in self._launches(kernel):
+                    if self._at_launch(config, spec, device) is None:
+                        yield config
+
+    def exclusions(self, spec: KernelSpec, device: DeviceSpec) -> tuple[tuple[Violation, int], ...]:
+        """What keeps points of the product out, in the order in which it is found first, and how many each."""
+        points: Counter[str] = Counter()
+        first: dict[str, Violation] = {}
+        for kernel, excluded in self._kernels(spec, device):
+            if excluded is not None:
+                found = [(excluded, self._launch_count)]
+            else:
+                launches = [self._at_launch(config, spec, device) for config in self._launches(kernel)]
+                found = [(violation, 1) for violation in launches if violation is not None]
+            for violation, count in found:
+                points[violation.rule] += count
+                first.setdefault(violation.rule, violation)
+        return tuple((violation, points[rule]) for rule, violation in first.items())
 
     def space(self, problem: Problem, device: DeviceSpec) -> SearchSpace:
         """The sub-space as a `SearchSpace` with known members.
@@ -69,6 +96,36 @@ class SubSpace:
             ConfigError: nothing in it is legal for this problem on this device.
         """
         return SearchSpace.of_members(self.knobs, list(self.configs(KernelSpec.of(problem), device)))
+
+    def _kernels(self, spec: KernelSpec, device: DeviceSpec) -> Iterator[tuple[KernelConfig, Violation | None]]:
+        """The product of the compiled knobs, with the first value of the others, and what excludes all its launches."""
+        knobs = [
+            knob if knob.name in COMPILED else Knob(knob.name, knob.values[:1], knob.ordered) for knob in self.knobs
+        ]
+        for config in SearchSpace(knobs, lambda _: True).product():
+            yield config, self._of_what_is_compiled(config, spec, device)
+
+    def _launches(self, kernel: KernelConfig) -> Iterator[KernelConfig]:
+        told = [knob for knob in self.knobs if knob.name not in COMPILED]
+        for values in itertools.product(*(knob.values for knob in told)):
+            yield kernel.swapped(**dict(zip((knob.name for knob in told), values, strict=True)))
+
+    @property
+    def _launch_count(self) -> int:
+        return math.prod(len(knob.values) for knob in self.knobs if knob.name not in COMPILED)
+
+    def _of_what_is_compiled(self, config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
+        return compiled_violation(config, spec, device) or self._restricted(config, spec, at_launch=False)
+
+    def _at_launch(self, config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
+        illegal = next(launch_violations(config, spec, device), None)
+        return illegal or self._restricted(config, spec, at_launch=True)
+
+    def _restricted(self, config: KernelConfig, spec: KernelSpec, at_launch: bool) -> Violation | None:
+        for restriction in self.restrictions:
+            if restriction.at_launch == at_launch and restriction.excludes(config, spec):
+                return Violation(restriction.rule, restriction.reason)
+        return None
 
 
 def _wastes_consumers(config: KernelConfig, spec: KernelSpec) -> bool:
@@ -94,8 +151,48 @@ def _departs_twice(config: KernelConfig, spec: KernelSpec) -> bool:
     return len(departures) > 1
 
 
+def _does_not_pay(config: KernelConfig, spec: KernelSpec) -> bool:
+    shared = config.cluster_m * config.cluster_n
+    return shared > 2 or (config.cluster_k > 1 and (config.cluster_m > 1 or (shared > 1 and config.cluster_k > 3)))
+
+
+def _way_out_is_odd(config: KernelConfig, spec: KernelSpec) -> bool:
+    tile, square = config.block_m * config.block_n, 128 * 128
+    if config.ping_pong:
+        return config.block_n < 64 or config.store_stages != 2
+    if config.cluster_k > 1:
+        return config.block_m > 128 or config.block_n > 128 or config.store_stages > 1
+    return tile < square if config.store_stages > 1 else config.store_stages == 0 and tile > square // 2
+
+
+def _stage_is_long(config: KernelConfig, spec: KernelSpec) -> bool:
+    return config.block_k > 64 and config.block_m * config.block_n > 128 * 64
+
+
+def _is_deepest(config: KernelConfig, spec: KernelSpec) -> bool:
+    deeper = [stages for stages in WIDE_STAGES if stages > config.stages]
+    return not deeper or shared_bytes(config.swapped(stages=deeper[0]), spec) > H200.shared_bytes
+
+
+def _departs_at_launch(config: KernelConfig, spec: KernelSpec) -> bool:
+    departures = {name for name, value in USUAL_AT_LAUNCH.items() if getattr(config, name) != value}
+    if len(departures) > 1 and departures != {"keep_b", "prefetch"}:
+        return True
+    tile, square = config.block_m * config.block_n, 128 * 128
+    pays = {
+        "keep_a": config.block_n <= 128,
+        "keep_b": config.block_m <= 128,
+        "keep_out": tile >= square,
+        "prefetch": tile < square,
+    }
+    return not all(pays.get(name, True) for name in departures) or (bool(departures) and not _is_deepest(config, spec))
+
+
 USUAL = {"producer_registers": 40, "wait_depth": 1, "store_stages": 2}
 """The ordinary values of the knobs that are moved one at a time."""
+USUAL_AT_LAUNCH = {"group": 4, "l2_promotion": 128, "keep_a": 0, "keep_b": 0, "keep_out": 0, "prefetch": 0}
+"""Of those told at launch."""
+WIDE_STAGES = (3, 4, 6, 8, 12)
 
 RESTRICTIONS = {
     restriction.rule: restriction
@@ -112,6 +209,25 @@ RESTRICTIONS = {
             "one departure",
             "producer_registers, wait_depth and store_stages leave 40, 1 and 2 one at a time, for length",
             _departs_twice,
+        ),
+        Restriction(
+            "clusters that pay",
+            "two CTAs share tiles at most; with K divided along n alone, and then among three at most",
+            _does_not_pay,
+        ),
+        Restriction(
+            "way out",
+            "store_stages that suit the tile: 2 by turns, 2 and 4 from 128x128 on, 0 to 128x64; where K is divided 0 "
+            "or 1, and tiles to 128x128",
+            _way_out_is_odd,
+        ),
+        Restriction("long stages", "stages of 128 have paid with tiles to 128x64", _stage_is_long),
+        Restriction(
+            "departures at launch",
+            "what is told at launch leaves its usual value one at a time (keep_b and prefetch together), only with as "
+            "many stages as fit, and hints where they can pay: keep_out with large tiles, prefetch with small ones",
+            _departs_at_launch,
+            at_launch=True,
         ),
     )
 }
@@ -137,8 +253,50 @@ _CORE = SubSpace(
             Knob("ping_pong", (False, True), ordered=False),
         )
     ),
-    restrictions=tuple(RESTRICTIONS.values()),
+    restrictions=tuple(
+        RESTRICTIONS[rule]
+        for rule in ("consumers by rows", "pipeline depth", "cluster pairs", "idle registers", "one departure")
+    ),
 )
 
-SUBSPACES = {_CORE.name: _CORE}
+_WIDE = SubSpace(
+    name=WIDE,
+    knobs=completed(
+        (
+            Knob("block_m", (64, 128, 192, 256)),
+            Knob("block_n", (16, 32, 64, 128, 192, 256)),
+            Knob("block_k", (64, 128)),
+            Knob("stages", WIDE_STAGES),
+            Knob("consumers", (1, 2)),
+            Knob("split_n", (False,), ordered=False),
+            Knob("cluster_m", (1, 2)),
+            Knob("cluster_n", (1, 2)),
+            Knob("raster_along_n", (True,), ordered=False),
+            Knob("group", (1, 4, 8)),
+            Knob("producer_registers", (40,)),
+            Knob("wait_depth", (1,)),
+            Knob("store_stages", (0, 1, 2, 4)),
+            Knob("ping_pong", (False, True), ordered=False),
+            Knob("cluster_k", (1, 2, 3, 4, 8)),
+            Knob("l2_promotion", (128, 256)),
+            Knob("keep_a", (-1, 0)),
+            Knob("keep_b", (-1, 0)),
+            Knob("keep_out", (-1, 0)),
+            Knob("prefetch", (0, 2, 12)),
+        )
+    ),
+    restrictions=tuple(
+        RESTRICTIONS[rule]
+        for rule in (
+            "consumers by rows",
+            "pipeline depth",
+            "clusters that pay",
+            "way out",
+            "long stages",
+            "departures at launch",
+        )
+    ),
+)
+
+SUBSPACES = {subspace.name: subspace for subspace in (_CORE, _WIDE)}
 """The sub-spaces that `cupygemm record` can measure whole, by name."""

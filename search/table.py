@@ -269,19 +269,10 @@ def read_head(path: Traversable) -> tuple[Problem, DeviceSpec]:
 
 
 def _count_exclusions(subspace: SubSpace, spec: KernelSpec, device: DeviceSpec) -> tuple[Exclusion, ...]:
-    points: Counter[str] = Counter()
-    reasons: dict[str, str] = {}
-    for config in SearchSpace(subspace.knobs, lambda _: True).product():
-        found = subspace.exclusion(config, spec, device)
-        if found is not None:
-            points[found.rule] += 1
-            reasons.setdefault(found.rule, found.reason)
+    found = {violation.rule: Exclusion(*violation, points) for violation, points in subspace.exclusions(spec, device)}
     # A declared restriction stays in the header even where legality left it nothing to exclude.
-    for restriction in subspace.restrictions:
-        reasons.setdefault(restriction.rule, restriction.reason)
-    declared = [restriction.rule for restriction in subspace.restrictions]
-    order = [rule for rule in reasons if rule not in declared] + declared
-    return tuple(Exclusion(rule, reasons[rule], points[rule]) for rule in order)
+    declared = {each.rule: found.pop(each.rule, Exclusion(each.rule, each.reason, 0)) for each in subspace.restrictions}
+    return (*found.values(), *declared.values())
 
 
 def _named_restrictions(exclusions: Iterable[Exclusion]) -> list[Any]:

@@ -57,7 +57,7 @@ def gpu(monkeypatch, toy, toy_table, model):
     )
     monkeypatch.setattr(driver, "hopper_devices", lambda: [0])
     monkeypatch.setattr(driver, "device_spec", lambda index: H200)
-    monkeypatch.setitem(SUBSPACES, "core", toy)
+    monkeypatch.setitem(SUBSPACES, "wide", toy)
     return kind
 
 

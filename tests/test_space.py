@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import fields
 
 import numpy as np
@@ -175,9 +176,61 @@ def test_configs_known_to_be_good_are_in_it(core, changes):
     assert core.is_legal(usual.swapped(**changes))
 
 
-def test_each_restriction_excludes_something():
+@pytest.fixture(scope="module")
+def wide() -> SearchSpace:
+    return SUBSPACES["wide"].space(PROBLEM, H200)
+
+
+def test_the_wide_subspace_has_a_useful_size(wide):
+    assert 3000 <= wide.size <= 4000
+    for knob in wide.knobs:
+        assert {getattr(config, knob.name) for config in wide.members} == set(knob.values), knob.name
+    # Those that differ only at launch share a kernel.
+    assert len({tuple(config.compiled().values()) for config in wide.members}) < wide.size / 3
+
+
+USUAL = KernelConfig(64, 64, 64, 12, 1, False, 1, 1, True, 4, 40, 1, 1, l2_promotion=128)
+BY_TURNS = {"block_m": 128, "consumers": 2, "ping_pong": True, "store_stages": 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"keep_b": -1, "prefetch": 12},
+        {"keep_b": -1, "cluster_m": 2},
+        {"block_n": 16, "cluster_k": 8, "store_stages": 0, "prefetch": 2},
+        {"block_k": 128, "stages": 4, "cluster_k": 8, "store_stages": 0},
+        {"cluster_k": 4, "store_stages": 0},
+        {"block_m": 128, "consumers": 2, "stages": 8, "cluster_n": 2, "cluster_k": 3, "store_stages": 0},
+        {"block_m": 128, "consumers": 2, "stages": 8},
+        {"block_m": 128, "consumers": 2, "block_k": 128, "stages": 4, "store_stages": 0, "keep_a": -1},
+        {"block_m": 128, "consumers": 2, "block_n": 128, "stages": 4, "store_stages": 4},
+        {"block_m": 128, "consumers": 2, "block_n": 256, "stages": 4, "store_stages": 2},
+        {**BY_TURNS, "block_n": 128, "stages": 6, "group": 8},
+        {**BY_TURNS, "block_n": 192, "stages": 4, "keep_out": -1},
+        {**BY_TURNS, "block_n": 192, "stages": 4, "cluster_m": 2},
+        {**BY_TURNS, "block_m": 192, "block_n": 128, "stages": 4},
+    ],
+)
+def test_the_best_known_of_each_class_are_in_the_wide_one(wide, changes):
+    assert wide.is_legal(USUAL.swapped(**changes))
+
+
+@pytest.mark.parametrize("name", SUBSPACES)
+def test_each_restriction_excludes_something_and_all_is_counted(name):
+    subspace, spec = SUBSPACES[name], KernelSpec.of(PROBLEM)
+    counted = {violation.rule: points for violation, points in subspace.exclusions(spec, H200)}
+    assert {restriction.rule for restriction in subspace.restrictions} <= counted.keys() & RESTRICTIONS.keys()
+    kept = len(list(subspace.configs(spec, H200)))
+    assert kept + sum(counted.values()) == SearchSpace(subspace.knobs, lambda _: True).size_cartesian
+
+
+def test_what_excludes_a_point_is_what_is_counted():
     subspace, spec = SUBSPACES["core"], KernelSpec.of(PROBLEM)
     points = list(SearchSpace(subspace.knobs, lambda _: True).product())
-    rules = {found.rule for config in points if (found := subspace.exclusion(config, spec, H200))}
-    assert {restriction.rule for restriction in subspace.restrictions} <= rules
-    assert {restriction.rule for restriction in subspace.restrictions} <= set(RESTRICTIONS)
+    found = Counter(excluded.rule for config in points if (excluded := subspace.exclusion(config, spec, H200)))
+    assert found == {violation.rule: points for violation, points in subspace.exclusions(spec, H200)}
+    assert {config for config in points if subspace.exclusion(config, spec, H200) is None} == set(
+        subspace.configs(spec, H200)
+    )

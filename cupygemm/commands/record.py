@@ -16,13 +16,13 @@ from cupygemm.commands.options import (
     gpu_option,
     shape_options,
 )
-from cupygemm.names import CORE, SUBSPACES
+from cupygemm.names import SUBSPACES, WIDE
 
 
 @click.command("record")
 @click.argument("shapes", metavar="MxNxK...", nargs=-1, required=True)
 @shape_options
-@click.option("--subspace", type=click.Choice(SUBSPACES), default=CORE, show_default=True)
+@click.option("--subspace", type=click.Choice(SUBSPACES), default=WIDE, show_default=True)
 @gpu_option
 @click.option("-o", "--output", "folder", type=FOLDER, required=True, help="Folder to write the tables in.")
 @commit_option

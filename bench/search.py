@@ -36,7 +36,7 @@ from cupygemm.search.tune import Budget, tune
 
 SEEDS = "seeds+"
 """The configs to start from alone, measured one after the other and then no more: what is had without any search."""
-STRATEGIES = ("cma", "ppo", "hybrid", SEEDS, "cma+", "ppo+", "hybrid+")
+STRATEGIES = ("local", "cma", "ppo", "hybrid", SEEDS, "local+", "cma+", "ppo+", "hybrid+")
 BUDGETS = (50, 150, 500)
 POINTS = (1, 2, 5, 10, 20, 30, 40, 50, 75, 100, 125, 150, 200, 250, 300, 400, 500)
 """Evaluations at which curves are kept."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 STRATEGIES = {
     "random": "cupygemm.search.strategies.random_search:RandomSearch",
     "exhaustive": "cupygemm.search.strategies.exhaustive:Exhaustive",
+    "local": "cupygemm.search.strategies.local:LocalSearch",
     "cma": "cupygemm.search.strategies.cma:CmaEs",
     "ppo": "cupygemm.search.strategies.ppo:Ppo",
     "hybrid": "cupygemm.search.strategies.hybrid:Hybrid",
 }
 """Name → module and class. Modules are named, not imported: each may need a package that the others do not."""
-SEEDED = ("cma", "ppo", "hybrid")
+SEEDED = ("local", "cma", "ppo", "hybrid")
 """Strategies that can start from configs known to be good elsewhere."""
 LEARNING = ("ppo", "hybrid")
 """Strategies that maximise a reward; the others look at times alone."""

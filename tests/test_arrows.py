@@ -105,6 +105,7 @@ ARROWS = {
     "search.strategies.cma": "search.strategies",
     "search.strategies.exhaustive": "search.strategies",
     "search.strategies.hybrid": "search.strategies.cma search.strategies.ppo",
+    "search.strategies.local": "search.strategies",
     "search.strategies.ppo": "search.choices search.cloning search.strategies",
     "search.strategies.random_search": "search.strategies",
     "search.subspace": "names search.space",

@@ -20,6 +20,7 @@ from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.strategies.cma import BARREN_GENERATIONS, MOST_STARTS, STARTED_DESIGN, CmaEs, _losses
+from cupygemm.search.strategies.local import LocalSearch
 from cupygemm.search.tune import BARREN_ASKS, Budget, tune
 
 PROBLEM = Problem(2048, 2048, 4096)
@@ -89,7 +90,7 @@ def test_random_search_depends_on_its_seed(toy_table, model):
 
 
 def test_an_unknown_name_lists_the_known(toy_table):
-    with pytest.raises(ConfigError, match="random, exhaustive, cma"):
+    with pytest.raises(ConfigError, match="random, exhaustive, local, cma"):
         make_strategy("annealing", StrategyContext(toy_table.space, 0))
 
 
@@ -226,3 +227,38 @@ def test_a_solution_made_by_hand_is_the_one_cmaes_would_make(toy_table):
     np.testing.assert_array_equal(made.z, solution.z)
     np.testing.assert_array_equal(made.c, solution.c)
     assert made._v_raw.shape == solution._v_raw.shape
+
+
+# local
+
+
+def ridge(config: KernelConfig) -> Measurement:
+    """Least at one corner of the space, and every step towards it helps."""
+    us = 100.0 + config.block_m / 64 + config.block_n / 64 + config.stages + config.cluster_m + config.cluster_n
+    return Measurement(Status.OK, samples_us=(us,), baseline_us=(100.0,))
+
+
+def test_local_search_walks_to_the_optimum_and_goes_on_elsewhere(toy_table):
+    space = toy_table.space
+    search = LocalSearch(StrategyContext(space, 1))
+    found = asks(search, ridge, rounds=400)
+    best = min(space.members, key=lambda config: ridge(config).us)
+    assert found.index(best) < space.size / 4
+    # Nothing is asked for twice, and in the end everything was.
+    assert len(set(found)) == len(found) == space.size
+    assert search.ask() == []
+
+
+def test_local_search_asks_for_neighbours_of_the_best_of_its_design(toy_table):
+    search = LocalSearch(StrategyContext(toy_table.space, 2))
+    design = asks(search, ridge, rounds=1)
+    best = min(design, key=lambda config: (ridge(config).us, config))
+    indices = toy_table.space.encode(best)
+    for config in search.ask():
+        assert sum(a != b for a, b in zip(indices, toy_table.space.encode(config), strict=True)) == 1
+
+
+def test_local_search_survives_a_design_that_fails(toy_table):
+    search = LocalSearch(StrategyContext(toy_table.space, 3))
+    broken = Measurement(Status.COMPILE_FAILED, detail="no")
+    assert len(set(asks(search, lambda config: broken, rounds=6))) > 10

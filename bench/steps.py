@@ -110,6 +110,7 @@ STEPS: dict[str, Steps] = {
         "64x64, B read once, 2 shares of K": SQUARE.swapped(cluster_k=2, prefetch=4, **ONCE_B),
         "64x64, B read once, cluster 2x1": SQUARE.swapped(cluster_m=2, prefetch=2, **ONCE_B),
         "128x64, B read once, 2 shares of K": TIPPED.swapped(cluster_k=2, prefetch=4, **ONCE_B),
+        "64x192, B read once, cluster 2x1": SQUARE.swapped(block_n=192, stages=6, cluster_m=2, prefetch=2, **ONCE_B),
         "64x256, B read once, cluster 2x1": SQUARE.swapped(block_n=256, stages=5, cluster_m=2, **ONCE_B),
         "128x128, B read once": LARGER.swapped(prefetch=2, **ONCE_B),
         "128x128, B read once, cluster 1x4": LARGER.swapped(cluster_n=4, prefetch=2, **ONCE_B),

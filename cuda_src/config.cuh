@@ -118,6 +118,7 @@ struct Legal {
     static_assert(C.producer_registers % 8 == 0 && C.producer_registers >= 24 && C.producer_registers <= 128,
                   "producer_registers: setmaxnreg");
     static_assert(C.accumulators() <= C.consumer_registers() - 16, "accumulators: registers of a consumer");
+    static_assert(C.consumers < 3 || C.consumer_n() <= 200, "accumulators: of one WGMMA in 160 registers");
     static_assert(C.stages >= 2 && C.stages <= MAX_STAGES, "stages");
     static_assert(C.wait_depth == 0 || C.wait_depth == 1, "wait_depth: 0 or 1");
     static_assert(C.store_stages >= 0 && C.store_stages <= 4, "store_stages: 0 to 4");

@@ -389,6 +389,10 @@ def _register_violations(config: KernelConfig, spec: KernelSpec, device: DeviceS
         return
     # 16 registers beside the accumulators is less than any main loop needs: above it spills are certain and ptxas
     # may give up altogether (C7602); below it they are measured.
+    if c.consumers == 3 and c.consumer_n > 200:
+        yield Violation(
+            "accumulators", f"{c.consumer_n} columns a consumer: in 160 registers ptxas takes 200 at most (C7602)"
+        )
     if c.accumulators > c.consumer_registers - 16:
         yield Violation(
             "accumulators", f"{c.accumulators} accumulators a thread do not fit {c.consumer_registers} registers"

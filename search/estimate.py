@@ -147,9 +147,6 @@ def _shapes() -> Iterator[KernelConfig]:
         if by_turns != (stored == 2) or (stored == 1 and cluster_k > 2):
             continue
         consumers = 2 if by_turns or block_m in (128, 256) else block_m // MMA_M
-        # ptxas gives up on one WGMMA of more than 200 columns in 160 registers (C7602, NVRTC 13.0).
-        if consumers == 3 and block_n > 200:
-            continue
         yield KernelConfig(
             block_m=block_m,
             block_n=block_n,

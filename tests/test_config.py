@@ -112,6 +112,7 @@ def test_store_columns(block_n: int, out_dtype: str, expected: int) -> None:
         ("cluster_k", {"cluster_k": 2, "block_n": 8, "cluster_m": 1, "store_stages": 0}),
         ("producer_registers", {"producer_registers": 36}),
         ("accumulators", {"consumers": 1}),
+        ("accumulators", {"consumers": 3, "block_m": 192, "block_n": 208, "stages": 3, "producer_registers": 32}),
         ("stages", {"stages": 1}),
         ("wait_depth", {"wait_depth": 2}),
         ("group", {"group": 0}),

@@ -40,6 +40,7 @@ FAMILIES = [
     (spec(layout="tt"), LARGE.swapped(block_n=192, block_k=128, stages=2)),
     (spec(n=2047), LARGE.swapped(store_stages=0)),
     (spec(), LARGE.swapped(consumers=3, block_m=192, block_n=128)),
+    (spec(), LARGE.swapped(consumers=3, block_m=192, block_n=200, stages=3, producer_registers=32)),
     (spec(), SMALL.swapped(block_n=8)),
     (spec(), LARGE.swapped(block_n=192, cluster_m=1, ping_pong=True)),
     (spec(), LARGE.swapped(block_n=128, cluster_m=1, cluster_k=4)),

@@ -25,10 +25,11 @@ from cupygemm import driver, provenance
 from cupygemm.benchmark import OWN, result_row
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.compiler import compile_kernel, source_digest
-from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import CupygemmError, VerificationError
 from cupygemm.gpu_lock import holding_gpu
+from cupygemm.legality import illegal_reason
 from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, THOROUGH, Bench, Timing
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import ROTATED, SUSTAINED

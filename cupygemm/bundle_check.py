@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cupygemm.bundle import Bundle, BundleDevice, Entry
-from cupygemm.config import KernelSpec, illegal_reason
+from cupygemm.config import KernelSpec
 from cupygemm.device import H200, DeviceSpec
+from cupygemm.legality import illegal_reason
 from cupygemm.plan import MAX_EXTENT
 
 TOLERANCE = 0.01

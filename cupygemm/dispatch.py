@@ -16,10 +16,11 @@ from typing import Any
 
 from cupygemm import compiler, driver, settings
 from cupygemm.bundle import Bundle, Entry
-from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES, OPERAND_DTYPES
 from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
+from cupygemm.legality import illegal_reason
 from cupygemm.plan import LoadedKernel, Plan, misaligned_reason, oversize_reason, unstorable_reason
 from cupygemm.problem import Problem
 from cupygemm.text import count

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from math import ceil
 
-from cupygemm.config import MMA_M, KernelConfig, KernelSpec, illegal_reason, loaded_bytes
+from cupygemm.config import MMA_M, KernelConfig, KernelSpec, loaded_bytes
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES
+from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 
 START_CYCLES = 4600

@@ -15,9 +15,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from cupygemm.config import RULES, KernelConfig, KernelSpec, Rule, illegal_reason
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import ConfigError
+from cupygemm.legality import RULES, Rule, illegal_reason
 from cupygemm.problem import Problem
 
 FIELD_NAMES = tuple(field.name for field in fields(KernelConfig))

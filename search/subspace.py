@@ -13,16 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
-from cupygemm.config import (
-    KernelConfig,
-    KernelSpec,
-    Violation,
-    compiled_violation,
-    launch_violations,
-    shared_bytes,
-    stage_bytes,
-)
+from cupygemm.config import KernelConfig, KernelSpec, shared_bytes, stage_bytes
 from cupygemm.device import H200, DeviceSpec
+from cupygemm.legality import Violation, compiled_violation, launch_violations
 from cupygemm.names import CORE, WIDE
 from cupygemm.problem import Problem
 from cupygemm.search.space import Knob, SearchSpace, completed

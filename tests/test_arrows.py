@@ -27,8 +27,8 @@ ARROWS = {
     "atomic": "",
     "benchmark": "measure",
     "blocks": "atomic errors",
-    "bundle": "atomic measurement validation",
-    "bundle_check": "bundle plan",
+    "bundle": "device atomic measurement validation",
+    "bundle_check": "bundle legality plan",
     "cli": "commands.bench commands.bundle commands.cache commands.doctor commands.explain commands.export "
     "commands.record commands.report commands.tune",
     "commands": "",
@@ -53,12 +53,12 @@ ARROWS = {
     "commands.tune_view": "commands.view search.tune text",
     "commands.view": "",
     "compiler": "atomic kernel_cache kernel_source",
-    "config": "device problem",
+    "config": "problem",
     "counters": "errors",
     "cublas": "driver dtypes operands",
     "cuda_src": "",
     "device": "",
-    "dispatch": "bundle plan text",
+    "dispatch": "bundle legality plan text",
     "doctor": "bundle_check compiler telemetry text",
     "driver": "device errors",
     "dtypes": "",
@@ -69,6 +69,7 @@ ARROWS = {
     "kernel_cache": "settings",
     "kernel_source": "config",
     "measure": "cublas graphs measurement names telemetry verify",
+    "legality": "config device",
     "measurement": "config",
     "names": "",
     "operands": "",
@@ -83,9 +84,9 @@ ARROWS = {
     "search.choices": "search.space",
     "search.counted": "counters plan search.runner verify",
     "search.cloning": "search.ppo",
-    "search.estimate": "config device problem",
+    "search.estimate": "legality problem",
     "search.gpu_jobs": "measure plan",
-    "search.gpu_runner": "gpu_lock provenance search.gpu_jobs search.traffic",
+    "search.gpu_runner": "gpu_lock legality provenance search.gpu_jobs search.traffic",
     "search.gpu_target": "search.counted search.gpu_runner search.target",
     "search.kernel_tuner_export": "atomic search.table",
     "search.knob_value": "blocks search.recorded text",
@@ -99,7 +100,7 @@ ARROWS = {
     "search.runner": "measurement",
     "search.scoring": "search.table",
     "search.seeds": "search.estimate search.recorded",
-    "search.space": "config",
+    "search.space": "legality",
     "search.store": "measurement settings",
     "search.strategies": "interruption measurement search.rewards search.space",
     "search.strategies.cma": "search.strategies",
@@ -111,7 +112,7 @@ ARROWS = {
     "search.subspace": "names search.space",
     "search.table": "atomic measurement search.subspace",
     "search.target": "search.recorded search.replay search.runner",
-    "search.traffic": "measurement",
+    "search.traffic": "device measurement",
     "search.tune": "interruption search.runner search.strategies",
     "settings": "",
     "suites": "problem",
@@ -122,7 +123,7 @@ ARROWS = {
     "verify": "operands problem",
 }
 
-ANYWHERE = {"dtypes", "problem", "device", "config", "search.space", "bundle"}
+ANYWHERE = {"dtypes", "problem", "device", "config", "legality", "search.space", "bundle"}
 """Work on any machine: these import no GPU library, early or late."""
 
 GPU_LIBRARIES = {"cupy", "cupy_backends", "cuda", "pynvml", "ml_dtypes"}

@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from cupygemm.config import RULES, KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
+from cupygemm.legality import RULES, illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search.choices import Choices
 from cupygemm.search.space import FULL_KNOBS, Knob, SearchSpace

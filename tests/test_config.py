@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cupygemm.config import (
-    KernelConfig,
-    KernelSpec,
-    illegal_reason,
-    operand_bytes,
-    shared_bytes,
-    shared_storage_bytes,
-    store_columns,
-    violation,
-)
+from cupygemm.config import KernelConfig, KernelSpec, operand_bytes, shared_bytes, shared_storage_bytes, store_columns
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import ConfigError
+from cupygemm.legality import illegal_reason, violation
 from cupygemm.problem import Problem
 
 CONFIG = KernelConfig(

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
+from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search.estimate import estimated_us, guesses
 from cupygemm.search.recorded import recorded_tables

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cupygemm.config import KernelSpec, illegal_reason
+from cupygemm.config import KernelSpec
 from cupygemm.device import H200
+from cupygemm.legality import illegal_reason
 from cupygemm.measure import Timing
 from cupygemm.problem import Problem
 from cupygemm.suites import SUITES

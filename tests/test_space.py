@@ -9,9 +9,10 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import ConfigError
+from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search.space import FIELD_NAMES, FULL_KNOBS, Knob, SearchSpace
 from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES

@@ -12,8 +12,9 @@ from typing import Any
 
 from cupygemm import driver, verify
 from cupygemm.compiler import compile_kernel
-from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
+from cupygemm.legality import illegal_reason
 from cupygemm.operands import Operands
 from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from cupygemm import compiler, kernel_source
-from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import CompileError
+from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 
 pytestmark = pytest.mark.nvrtc

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from cupygemm.compiler import OLDEST_NVRTC
-from cupygemm.config import KernelConfig, KernelSpec, illegal_reason
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
+from cupygemm.legality import illegal_reason
 from cupygemm.problem import LAYOUTS, Problem
 
 ROOT = Path(__file__).parent.parent.parent

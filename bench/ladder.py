@@ -2,8 +2,9 @@
 
     python bench/ladder.py headline squares -o bench/results/ladder.json --bundle tuned.yaml
 
-docs/ladder.md says what each step was expected to do. The fastest step of a problem goes into the bundle: by turns, or
-with --sustained by the geometric mean of both ways of measuring.
+docs/ladder.md and docs/small.md say what each step of bench/steps.py was expected to do; the steps of grid_sample are
+guesses. The fastest step of a problem goes into the bundle: by turns, or with --sustained by the geometric mean of both
+ways of measuring.
 """
 
 from __future__ import annotations

@@ -140,7 +140,8 @@ struct Gemm : Legal<SPEC, CONFIG> {
         for (int peer = 0; peer < CONFIG.cluster_n; ++peer) {
             row_mask |= 1u << (schedule.first_rank + schedule.rank_m + CONFIG.cluster_m * peer);
         }
-        const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << (schedule.first_rank + CONFIG.cluster_m * schedule.rank_n);
+        const int first_of_column = schedule.first_rank + CONFIG.cluster_m * schedule.rank_n;
+        const uint16_t column_mask = ((1u << CONFIG.cluster_m) - 1) << first_of_column;
         RingPosition ring;
         // Until here nothing that another kernel writes has been read, and nothing is written before the first load.
         griddepcontrol_wait();

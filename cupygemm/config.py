@@ -157,7 +157,7 @@ class KernelConfig:
 
     def compiled(self) -> dict[str, Any]:
         """The fields that the kernel is compiled for, by name: KernelConfig of cuda_src/config.cuh."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("compiled", True)}
+        return {name: getattr(self, name) for name in COMPILED_FIELDS}
 
     @property
     def cluster_size(self) -> int:
@@ -204,6 +204,10 @@ class KernelConfig:
     def swapped(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+
+COMPILED_FIELDS = tuple(each.name for each in fields(KernelConfig) if each.metadata.get("compiled", True))
+"""Of a config, in the order of cuda_src/config.cuh; the others are told at launch."""
 
 
 def store_columns(config: KernelConfig, spec: KernelSpec) -> int:

@@ -40,17 +40,16 @@ def illegal_reason(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -
 
 def violation(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
     """The first rule broken, cheapest rules first; `illegal_reason` with the rule's name."""
-    return next(_violations(config, spec, device), None)
+    return _first(RULES, config, spec, device)
 
 
 def compiled_violation(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
     """The first rule broken by what is compiled of the config: it is broken whatever is told at launch."""
-    return next((found for rule in COMPILED_RULES for found in rule(config, spec, device)), None)
+    return _first(COMPILED_RULES, config, spec, device)
 
 
-def _violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
-    for rule in RULES:
-        yield from rule(config, spec, device)
+def _first(rules: tuple[Rule, ...], config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
+    return next((found for rule in rules for found in rule(config, spec, device)), None)
 
 
 def _device_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:

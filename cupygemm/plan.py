@@ -182,8 +182,9 @@ class Plan:
         arguments = _Arguments.from_buffer_copy(self._template)
         arguments.out = out.data.ptr
         arguments.out_row_stride = out.strides[0] // out.dtype.itemsize
-        arguments.a, arguments.a_row_bytes = a_matrix.pointer, a_matrix.row_stride
-        arguments.b, arguments.b_row_bytes = b_matrix.pointer, b_matrix.row_stride
+        if arguments.prefetch:
+            arguments.a, arguments.a_row_bytes = a_matrix.pointer, a_matrix.row_stride
+            arguments.b, arguments.b_row_bytes = b_matrix.pointer, b_matrix.row_stride
         self._enqueue((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
 
     def launch(self, operands: Operands) -> None:

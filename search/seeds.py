@@ -2,8 +2,8 @@
 
 A table of another shape does not say what is best here, but it knows which corners of billions of points are any
 good. On a GPU the table of the problem itself comes first, if there is one; on replay it is left out, so that a search
-is never told its answer. Guesses are for GPUs only: they are not
-made for what a table holds.
+is never told its answer. Guesses are for GPUs only: they are
+not made for what a table holds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.table import Table
 
 GUESSES = 8
-"""Half of what a strategy that is started measures first (`MOST_STARTS` of strategies/cma.py): the tables' configs know
+"""Half of what a strategy that is started measures first (`strategies.MOST_STARTS`): the tables' configs know
 less than an estimate of products that none of them is like. Of both, shares were not compared."""
 PER_TABLE = 3
 """Configs taken from each table, of different tiles."""

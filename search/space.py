@@ -178,13 +178,18 @@ class SearchSpace:
                 return config
         raise ConfigError(f"no legal config in {SAMPLE_LIMIT} draws: the space may be empty")
 
-    def neighbours(self, config: KernelConfig) -> list[KernelConfig]:
-        """Legal configs that differ in one knob: by one step where it is ordered, by any value where it is not."""
+    def neighbours(self, config: KernelConfig, any_value: bool = False) -> list[KernelConfig]:
+        """Legal configs that differ in one knob: by one step where it is ordered, by any value where it is not.
+
+        Args:
+            config: of the space.
+            any_value: by any value where it is ordered, too.
+        """
         indices = self.encode(config)
         found = []
         for position, knob in enumerate(self.knobs):
             here = indices[position]
-            others = (here - 1, here + 1) if knob.ordered else range(len(knob.values))
+            others = (here - 1, here + 1) if knob.ordered and not any_value else range(len(knob.values))
             for other in others:
                 if other == here or not 0 <= other < len(knob.values):
                     continue

@@ -11,17 +11,14 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from cupygemm.config import KernelConfig, KernelSpec, shared_bytes, stage_bytes
+from cupygemm.config import COMPILED_FIELDS, KernelConfig, KernelSpec, shared_bytes, stage_bytes
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.legality import Violation, compiled_violation, launch_violations
 from cupygemm.names import CORE, WIDE
 from cupygemm.problem import Problem
 from cupygemm.search.space import Knob, SearchSpace, completed
-
-COMPILED = frozenset(field.name for field in fields(KernelConfig) if field.metadata.get("compiled", True))
-"""Fields that a kernel is compiled for; the others are told at launch."""
 
 
 @dataclass(frozen=True)
@@ -92,20 +89,19 @@ class SubSpace:
 
     def _kernels(self, spec: KernelSpec, device: DeviceSpec) -> Iterator[tuple[KernelConfig, Violation | None]]:
         """The product of the compiled knobs, with the first value of the others, and what excludes all its launches."""
-        knobs = [
-            knob if knob.name in COMPILED else Knob(knob.name, knob.values[:1], knob.ordered) for knob in self.knobs
-        ]
+        kept = COMPILED_FIELDS
+        knobs = [knob if knob.name in kept else Knob(knob.name, knob.values[:1], knob.ordered) for knob in self.knobs]
         for config in SearchSpace(knobs, lambda _: True).product():
             yield config, self._of_what_is_compiled(config, spec, device)
 
     def _launches(self, kernel: KernelConfig) -> Iterator[KernelConfig]:
-        told = [knob for knob in self.knobs if knob.name not in COMPILED]
+        told = [knob for knob in self.knobs if knob.name not in COMPILED_FIELDS]
         for values in itertools.product(*(knob.values for knob in told)):
             yield kernel.swapped(**dict(zip((knob.name for knob in told), values, strict=True)))
 
     @property
     def _launch_count(self) -> int:
-        return math.prod(len(knob.values) for knob in self.knobs if knob.name not in COMPILED)
+        return math.prod(len(knob.values) for knob in self.knobs if knob.name not in COMPILED_FIELDS)
 
     def _of_what_is_compiled(self, config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Violation | None:
         return compiled_violation(config, spec, device) or self._restricted(config, spec, at_launch=False)

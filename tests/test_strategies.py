@@ -18,8 +18,8 @@ from cupygemm.names import STRATEGIES
 from cupygemm.problem import Problem
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.space import SearchSpace
-from cupygemm.search.strategies import StrategyContext, make_strategy
-from cupygemm.search.strategies.cma import BARREN_GENERATIONS, MOST_STARTS, STARTED_DESIGN, CmaEs, _losses
+from cupygemm.search.strategies import MOST_STARTS, STARTED_DESIGN, StrategyContext, make_strategy
+from cupygemm.search.strategies.cma import BARREN_GENERATIONS, CmaEs, _losses
 from cupygemm.search.strategies.local import LocalSearch
 from cupygemm.search.tune import BARREN_ASKS, Budget, tune
 

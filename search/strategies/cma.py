@@ -22,15 +22,8 @@ from cmaes import CatCMAwM
 
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
-from cupygemm.search.strategies import StrategyContext
+from cupygemm.search.strategies import StrategyContext, opening, unseen
 
-DESIGN = 10
-"""Random configs measured first."""
-STARTED_DESIGN = 5
-"""Random configs measured first beside configs to start from."""
-MOST_STARTS = 16
-"""Configs to start from that are measured: what those of the other H200 tables find alone scores 0.89 after 50
-evaluations, and a search that took only the first five of them 0.82 (bench/search.py, 2026-11)."""
 REDRAWS = 200
 """Illegal draws in a row after which a legal config is taken at random instead."""
 BARREN_GENERATIONS = 5
@@ -48,7 +41,7 @@ class CmaEs:
         """
         space = context.space
         self._space = space
-        self._first = [config for config in context.start if space.is_legal(config)][:MOST_STARTS]
+        self._start_from = context.start
         self._rng = np.random.default_rng(context.seed)
         varying = [i for i, knob in enumerate(space.knobs) if knob.varies]
         self._ordered = [i for i in varying if space.knobs[i].ordered and len(space.knobs[i].values) > 2]
@@ -64,10 +57,9 @@ class CmaEs:
     def ask(self) -> list[KernelConfig]:
         """The design, then one generation at a time; repeats are likely once it converges."""
         if self._optimizer is None:
-            chance = range(STARTED_DESIGN if self._first else DESIGN)
-            return [*self._first, *(self._space.sample(self._rng) for _ in chance)]
+            return opening(self._space, self._start_from, self._rng)
         if self.converged:
-            around = self._unseen()
+            around = unseen(self._space, self._seen, self._rng) or self._space.sample(self._rng)
             # Two starts in a row that led to nothing new: little is left, and drawing near it may miss it for ever.
             self._asked_first = around if self._restarts else None
             self._barren, self._restarts, self._degenerate = 0, self._restarts + 1, False
@@ -112,14 +104,6 @@ class CmaEs:
     def sample(self, count: int) -> list[KernelConfig]:
         """Configs drawn from the present distribution, legal, repeats allowed; none before there is one."""
         return [] if self._optimizer is None else [self._propose(self._optimizer)[0] for _ in range(count)]
-
-    def _unseen(self) -> KernelConfig:
-        """A random config that was not asked for yet, as long as there is one."""
-        for _ in range(REDRAWS):
-            config = self._space.sample(self._rng)
-            if config not in self._seen:
-                return config
-        return next((member for member in self._space.members or () if member not in self._seen), config)
 
     def _start(self, around: KernelConfig) -> CatCMAwM:
         """A new optimiser with its mean at a config."""

@@ -12,21 +12,13 @@ import numpy as np
 
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
-from cupygemm.search.strategies import StrategyContext
+from cupygemm.search.strategies import REDRAWS, StrategyContext, opening, unseen
 
-DESIGN = 10
-"""Random configs measured first."""
-STARTED_DESIGN = 5
-"""Random configs measured first beside configs to start from."""
-MOST_STARTS = 16
-"""Configs to start from that are measured, as by `cma`."""
 BATCH = 8
 """Neighbours asked for at once: enough to keep the compilers busy, few enough to move on soon."""
 KICK = 3
 """Knobs that change where no neighbour is better: after 150 evaluations on the H200 tables of 2026-11 three and four
 score alike, two less (0.32 and not 0.45)."""
-REDRAWS = 200
-"""Kicks in a row that lead to nothing legal and new after which a random config is taken."""
 
 
 class LocalSearch:
@@ -36,9 +28,7 @@ class LocalSearch:
         """Prepares the design, which begins with the configs to start from that are legal here."""
         self._space = context.space
         self._rng = np.random.default_rng(context.seed)
-        starts = [config for config in context.start if self._space.is_legal(config)][:MOST_STARTS]
-        chance = range(STARTED_DESIGN if starts else DESIGN)
-        self._design: list[KernelConfig] = [*starts, *(self._space.sample(self._rng) for _ in chance)]
+        self._design = opening(self._space, context.start, self._rng)
         self._costs: dict[KernelConfig, float] = {}
         self._here: KernelConfig | None = None
         self._around: list[KernelConfig] = []
@@ -66,7 +56,9 @@ class LocalSearch:
         if best is None:
             return
         if self._here is None or self._costs[best] < self._costs[self._here]:
-            self._here, self._around = best, self._neighbours(best)
+            self._here = best
+            found = self._space.neighbours(best, any_value=True)
+            self._around = [found[i] for i in self._rng.permutation(len(found))]
 
     def _next_neighbours(self) -> list[KernelConfig]:
         """The next few neighbours that have no cost yet."""
@@ -76,18 +68,6 @@ class LocalSearch:
             if config not in self._costs:
                 fresh.append(config)
         return fresh
-
-    def _neighbours(self, config: KernelConfig) -> list[KernelConfig]:
-        """Legal configs that differ in one knob, in random order."""
-        indices = self._space.encode(config)
-        found = []
-        for position, knob in enumerate(self._space.knobs):
-            for value in range(len(knob.values)):
-                if value != indices[position]:
-                    neighbour = self._space.decode((*indices[:position], value, *indices[position + 1 :]))
-                    if self._space.is_legal(neighbour):
-                        found.append(neighbour)
-        return [found[i] for i in self._rng.permutation(len(found))]
 
     def _kicked(self) -> KernelConfig | None:
         """The best config with a few knobs changed; None where everything has been measured."""
@@ -101,8 +81,4 @@ class LocalSearch:
             config = self._space.decode(changed)
             if config not in self._costs and self._space.is_legal(config):
                 return config
-        for _ in range(REDRAWS):
-            config = self._space.sample(self._rng)
-            if config not in self._costs:
-                return config
-        return next((member for member in self._space.members or () if member not in self._costs), None)
+        return unseen(self._space, self._costs, self._rng)

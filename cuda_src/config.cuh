@@ -7,7 +7,8 @@
 enum class DType : int { float16, bfloat16, float32, float8_e4m3fn, float8_e5m2 };
 enum class Major : int { k, mn };
 enum class Scales : int { none };
-enum class Epilogue : int { none };
+enum class Bias : int { none, n, m };
+enum class Activation : int { none, relu, gelu, gelu_tanh, silu };
 
 constexpr int WARP = 32;
 constexpr int WARPGROUP = 128;
@@ -29,6 +30,18 @@ constexpr int dtype_bytes(DType dtype) {
     }
 }
 
+// What is done to the accumulators before they are stored: cupygemm/epilogue.py.
+struct Epilogue {
+    Bias bias;
+    bool residual;
+    Activation activation;
+    bool scaled;
+
+    constexpr bool any() const {
+        return bias != Bias::none || residual || activation != Activation::none || scaled;
+    }
+};
+
 struct KernelSpec {
     DType a_dtype;
     DType b_dtype;
@@ -39,6 +52,7 @@ struct KernelSpec {
     Scales scales;
     Epilogue epilogue;
     bool out_aligned;
+    bool batched;
 };
 
 struct KernelConfig {

@@ -7,6 +7,7 @@
 #include "ptx/cluster.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/tma.cuh"
+#include "raster.cuh"
 
 template <DType OUT>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -60,10 +61,10 @@ struct TmaStore {
         }
     }
 
-    // Stores 64 rows x N columns at (m, n). Only thread 0 issues, commits and waits for bulk groups.
+    // Stores 64 rows x N columns. Only thread 0 issues, commits and waits for bulk groups.
     template <int N>
     __device__ __forceinline__ static void store(const float (&accumulators)[N / 2], const CUtensorMap* map,
-                                                 uint64_t policy, uint8_t* buffers, uint32_t& turn, int m, int n,
+                                                 uint64_t policy, uint8_t* buffers, uint32_t& turn, TileIndex at,
                                                  int consumer) {
         const int thread = threadIdx.x % WARPGROUP;
 #pragma unroll
@@ -84,7 +85,11 @@ struct TmaStore {
             }
             barrier_sync(1 + consumer, WARPGROUP);
             if (thread == 0) {
-                tma_store_2d(map, buffer, n + first, m, policy);
+                if constexpr (SPEC.batched) {
+                    tma_store_3d(map, buffer, at.n + first, at.m, at.batch, policy);
+                } else {
+                    tma_store_2d(map, buffer, at.n + first, at.m, policy);
+                }
                 bulk_commit_group();
             }
         }

@@ -9,6 +9,7 @@
 #include "arguments.cuh"
 #include "config.cuh"
 #include "epilogue.cuh"
+#include "fusion.cuh"
 #include "operand.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/griddepcontrol.cuh"
@@ -69,12 +70,14 @@ struct Gemm : Legal<SPEC, CONFIG> {
 
     // Which tiles this CTA computes: its cluster's share of the grid, and its own place in the cluster.
     struct Schedule {
+        const Arguments& args;
         const Raster& raster;
         int rank_m, rank_n, first, step;
         int rank_k, first_rank;  // which share of K, and the rank of the first CTA that has it
         int k_begin, k_end;
 
-        __device__ __forceinline__ Schedule(const Arguments& args) : raster(args.raster) {
+        __device__ __forceinline__ Schedule(const Arguments& args)
+            : args(args), raster(args.raster) {
             const int rank = CONFIG.cluster_size() == 1 ? 0 : static_cast<int>(cluster_cta_rank());
             rank_m = rank % CONFIG.cluster_m;
             rank_n = rank / CONFIG.cluster_m % CONFIG.cluster_n;
@@ -91,9 +94,14 @@ struct Gemm : Legal<SPEC, CONFIG> {
         }
         __device__ __forceinline__ int rank_in_plane() const { return rank_m + CONFIG.cluster_m * rank_n; }
         __device__ __forceinline__ TileIndex element(int t) const {
+            int batch = 0;
+            if constexpr (SPEC.batched) {
+                batch = args.matrix_tiles.quotient(t);
+                t -= batch * static_cast<int>(args.matrix_tiles.divisor);
+            }
             const TileIndex tile = raster.tile_at(t);
             return {(tile.m * CONFIG.cluster_m + rank_m) * CONFIG.block_m,
-                    (tile.n * CONFIG.cluster_n + rank_n) * CONFIG.block_n};
+                    (tile.n * CONFIG.cluster_n + rank_n) * CONFIG.block_n, batch};
         }
     };
 
@@ -126,8 +134,13 @@ struct Gemm : Legal<SPEC, CONFIG> {
         const int depth = min(schedule.k_end - schedule.k_begin, args.prefetch * CONFIG.block_k);
         const int thread = threadIdx.x - WARPGROUP;
         constexpr int THREADS = CONFIG.consumers * WARPGROUP;
-        TileA::prefetch(args.a, args.a_row_bytes, tile.m, args.m, schedule.k_begin, depth, thread, THREADS);
-        TileB::prefetch(args.b, args.b_row_bytes, tile.n, args.n, schedule.k_begin, depth, thread, THREADS);
+        const uint8_t *a = args.a, *b = args.b;
+        if constexpr (SPEC.batched) {
+            a += tile.batch * args.a_batch_bytes;
+            b += tile.batch * args.b_batch_bytes;
+        }
+        TileA::prefetch(a, args.a_row_bytes, tile.m, args.m, schedule.k_begin, depth, thread, THREADS);
+        TileB::prefetch(b, args.b_row_bytes, tile.n, args.n, schedule.k_begin, depth, thread, THREADS);
     }
 
     // One thread: waits for a free slot, announces the bytes, starts the copies.
@@ -154,10 +167,11 @@ struct Gemm : Legal<SPEC, CONFIG> {
                 // Whole boxes are counted, also where they hang over the edge: TMA fills those with zeros. The peers'
                 // slices count too; they may arrive before this announcement, which leaves the phase open.
                 mbarrier_arrive_expect_tx(full, args.loaded_bytes);
-                TileA::load(shared.a[ring.slot], map_a, full, tile.m, k, schedule.rank_n, row_mask,
-                            args.policy_a);
-                TileB::load(shared.b[ring.slot], map_b, full, tile.n, k, schedule.rank_m, column_mask,
-                            args.policy_b);
+                TileA::template load<SPEC.batched>(shared.a[ring.slot], map_a, full, tile.m, k,
+                                                   tile.batch * args.a_step, schedule.rank_n, row_mask, args.policy_a);
+                TileB::template load<SPEC.batched>(shared.b[ring.slot], map_b, full, tile.n, k,
+                                                   tile.batch * args.b_step, schedule.rank_m, column_mask,
+                                                   args.policy_b);
                 ring.advance();
             }
             t += schedule.step;
@@ -208,20 +222,27 @@ struct Gemm : Legal<SPEC, CONFIG> {
         wgmma_commit_group();
     }
 
-    // Stores a consumer's rows of COLUMNS columns at (m, n), except from column `end` on.
+    // Does what the epilogue says to a consumer's rows of COLUMNS columns, and stores them, except from column `end` on.
     template <int COLUMNS>
-    __device__ __forceinline__ static void store(const float (&d)[M_STEPS][COLUMNS / 2], const CUtensorMap* map_c,
-                                                 const Arguments& args, uint8_t* buffers, uint32_t& store_turn, int m,
-                                                 int n, int consumer, int end) {
+    __device__ __forceinline__ static void store(float (&d)[M_STEPS][COLUMNS / 2], const CUtensorMap* map_c,
+                                                 const Arguments& args, uint8_t* buffers, uint32_t& store_turn,
+                                                 TileIndex at, int consumer, int end) {
+        uint8_t* out = args.out;
+        if constexpr (SPEC.batched) out += at.batch * args.out_batch_stride * dtype_bytes(SPEC.out_dtype);
+        // The producer's wait is not the consumers'.
+        if constexpr (SPEC.epilogue.any()) griddepcontrol_wait();
 #pragma unroll
         for (int step = 0; step < M_STEPS; ++step) {
-            const int step_m = m + step * MMA_M;
+            if constexpr (SPEC.epilogue.any()) {
+                Fusion<SPEC>::template apply<COLUMNS>(d[step], args, at.batch, at.m, at.n);
+            }
             if constexpr (CONFIG.store_stages > 0) {
-                Store::template store<COLUMNS>(d[step], map_c, args.policy_out, buffers, store_turn, step_m, n, consumer);
+                Store::template store<COLUMNS>(d[step], map_c, args.policy_out, buffers, store_turn, at, consumer);
             } else {
-                DirectStore<SPEC.out_dtype>::template store<COLUMNS>(d[step], args.out, args.out_row_stride, step_m, n,
+                DirectStore<SPEC.out_dtype>::template store<COLUMNS>(d[step], out, args.out_row_stride, at.m, at.n,
                                                                      args.m, end);
             }
+            at.m += MMA_M;
         }
     }
 
@@ -248,6 +269,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
             TileIndex tile = schedule.element(t);
             pin_register(tile.m);
             pin_register(tile.n);
+            if constexpr (SPEC.batched) pin_register(tile.batch);
             // Wait until the consumer before has seen all its stages arrive. A barrier tells one phase from the next
             // only: waiting for `full` further ahead would take the other's stage for this one's.
             if constexpr (CONFIG.ping_pong) mbarrier_wait(&shared.turn[consumer], turn_parity);
@@ -283,9 +305,9 @@ struct Gemm : Legal<SPEC, CONFIG> {
 #pragma unroll
                 for (int i = 0; i < N / 2; ++i) pin_register(d[step][i]);
             }
-            const int m = tile.m + row, n = tile.n + column;
+            TileIndex own{tile.m + row, tile.n + column, tile.batch};
             if constexpr (CONFIG.cluster_k == 1) {
-                store<N>(d, map_c, args, buffers, store_turn, m, n, consumer, args.n);
+                store<N>(d, map_c, args, buffers, store_turn, own, consumer, args.n);
             } else {
                 // K has fewer stages than shares: this one is empty, and d still holds the tile before.
                 if (schedule.k_begin >= schedule.k_end) {
@@ -301,8 +323,9 @@ struct Gemm : Legal<SPEC, CONFIG> {
                                schedule.rank_in_plane(), tile_parity, t == schedule.first,
                                t + schedule.step >= schedule.raster.tiles);
                 tile_parity ^= 1;
-                store<PART_N>(part, map_c, args, buffers, store_turn, m, n + schedule.rank_k * PART_N, consumer,
-                              min(args.n, n + N));
+                const int end = min(args.n, own.n + N);
+                own.n += schedule.rank_k * PART_N;
+                store<PART_N>(part, map_c, args, buffers, store_turn, own, consumer, end);
             }
             if constexpr (CONFIG.ping_pong) ring.skip((TURNS - 1) * tile_stages);
         }
@@ -336,6 +359,7 @@ struct Gemm : Legal<SPEC, CONFIG> {
             first = schedule.element(schedule.first);
             pin_register(first.m);
             pin_register(first.n);
+            if constexpr (SPEC.batched) pin_register(first.batch);
         }
         if (warp == PRODUCER_WARP + 1 && elect_one()) init_barriers(shared);
         __syncwarp();

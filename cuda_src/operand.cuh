@@ -21,9 +21,10 @@ struct OperandTile {
     static constexpr int BOX_ROWS = BY_SLAB ? SLAB_ROWS : SLAB_ROWS / PEERS;
     static constexpr int BOXES = BY_SLAB ? SLABS / PEERS : SLABS;
 
-    // Starts the copies of slice `peer` of the tile at element (mn, k) into every CTA of `mask`.
+    // Starts the copies of slice `peer` of the tile at element (mn, k), in matrix z of several, into every CTA of `mask`.
+    template <bool BATCHED>
     __device__ __forceinline__ static void load(uint8_t* tile, const CUtensorMap* map, uint64_t* barrier, int mn, int k,
-                                                int peer, uint16_t mask, uint64_t policy) {
+                                                int z, int peer, uint16_t mask, uint64_t policy) {
 #pragma unroll
         for (int box = 0; box < BOXES; ++box) {
             const int slab = BY_SLAB ? peer * BOXES + box : box;
@@ -31,7 +32,11 @@ struct OperandTile {
             const int x = (MAJOR == Major::k ? k : mn) + slab * SPAN;
             const int y = (MAJOR == Major::k ? mn : k) + row;
             uint8_t* target = tile + slab * SLAB_BYTES + row * SWIZZLE_BYTES;
-            if constexpr (PEERS == 1) {
+            if constexpr (BATCHED && PEERS == 1) {
+                tma_load_3d(map, barrier, target, x, y, z, policy);
+            } else if constexpr (BATCHED) {
+                tma_load_3d_multicast(map, barrier, target, x, y, z, mask, policy);
+            } else if constexpr (PEERS == 1) {
                 tma_load_2d(map, barrier, target, x, y, policy);
             } else {
                 tma_load_2d_multicast(map, barrier, target, x, y, mask, policy);

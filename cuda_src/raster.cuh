@@ -5,6 +5,7 @@
 struct TileIndex {
     int m;
     int n;
+    int batch = 0;
 };
 
 // Division by what only the host knows, without a division: n · multiplier >> shift for 0 <= n < 2^31

@@ -46,6 +46,7 @@ class KernelSpec:
         a_major, b_major: the contiguous axis of each operand: "k" or "mn".
         accumulate, scales, epilogue: as in `Problem`.
         out_aligned: whether the rows of the result meet TMA's 16-byte rule.
+        batched: whether there are several products, whose matrices lie a stride apart.
     """
 
     a_dtype: str
@@ -57,6 +58,7 @@ class KernelSpec:
     scales: str
     epilogue: str
     out_aligned: bool
+    batched: bool = False
 
     @classmethod
     def of(cls, problem: Problem) -> Self:
@@ -72,6 +74,7 @@ class KernelSpec:
             scales=problem.scales,
             epilogue=problem.epilogue,
             out_aligned=out_row_bytes % TMA_ALIGNMENT == 0,
+            batched=problem.batch > 1,
         )
 
     def to_dict(self) -> dict[str, Any]:

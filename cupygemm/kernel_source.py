@@ -11,6 +11,7 @@ from importlib.resources.abc import Traversable
 
 from cupygemm.config import WARPGROUP, KernelConfig, KernelSpec
 from cupygemm.dtypes import DTYPES
+from cupygemm.epilogue import Epilogue
 from cupygemm.problem import Problem
 
 PROGRAM = '#include "gemm.cuh"\n'
@@ -96,8 +97,9 @@ def spec_literal(spec: KernelSpec) -> str:
         "b_major": f"Major::{spec.b_major}",
         "accumulate": f"DType::{spec.accumulate}",
         "scales": f"Scales::{spec.scales}",
-        "epilogue": f"Epilogue::{spec.epilogue}",
+        "epilogue": _epilogue_literal(spec.epilogue),
         "out_aligned": _literal(spec.out_aligned),
+        "batched": _literal(spec.batched),
     }
     return _struct("KernelSpec", fields)
 
@@ -111,6 +113,17 @@ def name_expression(spec: KernelSpec, config: KernelConfig) -> str:
     """The template instance that is the kernel's entry."""
     entry = "gemm_kernel" if config.cluster_size == 1 else "gemm_cluster_kernel"
     return f"{entry}<{spec_literal(spec)}, {config_literal(config)}>"
+
+
+def _epilogue_literal(text: str) -> str:
+    epilogue = Epilogue.parse(text)
+    fields = {
+        "bias": f"Bias::{epilogue.bias}",
+        "residual": _literal(epilogue.residual),
+        "activation": f"Activation::{epilogue.activation}",
+        "scaled": _literal(epilogue.scaled),
+    }
+    return _struct("Epilogue", fields)
 
 
 def _literal(value: int | bool) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from cupygemm.dtypes import DTYPES
+from cupygemm.epilogue import Epilogue
 from cupygemm.errors import ProblemError
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -24,10 +25,10 @@ class Problem:
 
     Attributes:
         m, n, k: sizes, in elements, each at least 1.
-        batch: number of independent products (only 1 is built so far).
+        batch: number of independent products, all of this size.
         a_dtype, b_dtype, out_dtype: names in `DTYPES`.
         layout: one of `LAYOUTS`.
-        epilogue: what is applied to the accumulator before the store; "none".
+        epilogue: what is applied to the accumulator before the store, as `Epilogue` writes it: "none", "bias_n+gelu".
         scales: scaling of the operands; "none".
         accumulate: dtype of the accumulator; "float32".
 
@@ -55,7 +56,7 @@ class Problem:
         for name in ("a_dtype", "b_dtype", "out_dtype"):
             _check_choice(name, getattr(self, name), tuple(DTYPES))
         _check_choice("layout", self.layout, LAYOUTS)
-        _check_choice("epilogue", self.epilogue, ("none",))
+        Epilogue.parse(self.epilogue)
         _check_choice("scales", self.scales, ("none",))
         _check_choice("accumulate", self.accumulate, ("float32",))
 
@@ -100,16 +101,18 @@ class Problem:
 
     @property
     def compulsory_bytes(self) -> int:
-        """Bytes that must move through device memory: each operand read once, the result written once."""
+        """Bytes that must move through device memory: each operand and residual read once, the result written once."""
         a = self.m * self.k * DTYPES[self.a_dtype].bytes
         b = self.k * self.n * DTYPES[self.b_dtype].bytes
         out = self.m * self.n * DTYPES[self.out_dtype].bytes
-        return self.batch * (a + b + out)
+        residual = out if Epilogue.parse(self.epilogue).residual else 0
+        return self.batch * (a + b + out + residual)
 
     def __str__(self) -> str:
         out = "" if self.out_dtype == self.a_dtype else f"→{self.out_dtype}"
         batch = "" if self.batch == 1 else f"{self.batch}×"
-        return f"{batch}{self.shape} {self.a_dtype}{out} {self.layout}"
+        epilogue = "" if self.epilogue == "none" else f" {self.epilogue}"
+        return f"{batch}{self.shape} {self.a_dtype}{out} {self.layout}{epilogue}"
 
 
 def _check_choice(name: str, value: str, legal: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ class Raster(ctypes.Structure):
     """All tiles (of clusters), in bands of `group` tiles across the raster direction.
 
     Attributes:
-        tiles: how many there are.
+        tiles: how many there are, of all products.
         full_bands: bands of the whole height.
         along_n: bands run along N, else along M.
         band_tiles, height: tiles of a full band, and its extent across.
@@ -47,13 +47,16 @@ class Raster(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, config: KernelConfig, tiles_m: int, tiles_n: int) -> Self:
-        """The order in which a config visits `tiles_m` x `tiles_n` tiles; together they are at most MAX_DIVIDEND."""
+    def of(cls, config: KernelConfig, tiles_m: int, tiles_n: int, batch: int = 1) -> Self:
+        """The order in which a config visits `tiles_m` x `tiles_n` tiles of each product of a batch.
+
+        Together they are at most MAX_DIVIDEND.
+        """
         across, along = (tiles_m, tiles_n) if config.raster_along_n else (tiles_n, tiles_m)
         # No band is higher than the grid, so that its tiles are never more than all tiles.
         height = min(config.group, across)
         return cls(
-            tiles=tiles_m * tiles_n,
+            tiles=tiles_m * tiles_n * batch,
             full_bands=across // height,
             along_n=config.raster_along_n,
             band_tiles=Divisor.of(height * along),

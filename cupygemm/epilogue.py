@@ -1,0 +1,101 @@
+"""What a kernel does to the accumulators before it stores them: `Epilogue`, and the same in NumPy or CuPy.
+
+    out = activation(alpha · (a · b) + bias + beta · residual)
+
+all of it in fp32, rounded once to the dtype of the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from cupygemm.errors import ProblemError
+
+Array = Any
+"""A NumPy or CuPy array."""
+
+NONE = "none"
+BIASES = (NONE, "n", "m")
+"""Of none, of one element a column (length n), of one a row (length m)."""
+ACTIVATIONS = (NONE, "relu", "gelu", "gelu_tanh", "silu")
+
+SLOPES = {NONE: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+"""How much an activation magnifies an error of its input, at most."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Which terms an epilogue has; their values come with a launch.
+
+    Attributes:
+        bias: one of `BIASES`.
+        residual: beta times a matrix of the result's shape is added.
+        activation: one of `ACTIVATIONS`: "gelu" by the error function, "gelu_tanh" by its usual approximation.
+        scaled: the product is multiplied by alpha, and nothing else; where there is another term, it is in any case.
+    """
+
+    bias: str = NONE
+    residual: bool = False
+    activation: str = NONE
+    scaled: bool = False
+
+    @classmethod
+    def of(cls, *, bias: str = NONE, residual: bool = False, activation: str = NONE, alpha: float = 1.0) -> Self:
+        """The epilogue with these terms; a factor of 1 by itself is none."""
+        alone = bias == NONE and not residual and activation == NONE
+        return cls(bias, residual, activation, scaled=alone and alpha != 1.0)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The inverse of `str`.
+
+        Raises:
+            ProblemError: `text` is none that `str` gives.
+        """
+        parts = text.split("+")
+        bias = next((kind for kind in BIASES[1:] if f"bias_{kind}" in parts), NONE)
+        activation = next((name for name in ACTIVATIONS[1:] if name in parts), NONE)
+        found = cls(bias, "residual" in parts, activation, "scaled" in parts)
+        if str(found) != text or (found.scaled and found != cls(scaled=True)):
+            raise ProblemError(
+                f"epilogue is {text!r}: legal are 'none', 'scaled', or some of bias_n or bias_m, residual, and one of "
+                f"{', '.join(ACTIVATIONS[1:])}, in this order and joined by '+'"
+            )
+        return found
+
+    def __str__(self) -> str:
+        terms = (
+            "scaled" * self.scaled,
+            "" if self.bias == NONE else f"bias_{self.bias}",
+            "residual" * self.residual,
+            "" if self.activation == NONE else self.activation,
+        )
+        return "+".join(filter(None, terms)) or NONE
+
+
+def activated(name: str, values: Array, erf: Callable[[Array], Array]) -> Array:
+    """An activation in the dtype of `values`, a NumPy or CuPy array.
+
+    Args:
+        name: one of `ACTIVATIONS`.
+        erf: the error function of the library that the array is of.
+    """
+    if name == "relu":
+        return values * (values > 0)
+    if name == "gelu":
+        return 0.5 * values * (1.0 + erf(values / math.sqrt(2.0)))
+    if name == "gelu_tanh":
+        return _times_sigmoid(values, 2.0 * math.sqrt(2.0 / math.pi) * (values + 0.044715 * values * values * values))
+    if name == "silu":
+        return _times_sigmoid(values, values)
+    return values
+
+
+def _times_sigmoid(values: Array, argument: Array) -> Array:
+    # 0.5 + tanh / 2 does not overflow, which 1 / (1 + exp) does. NumPy's ufuncs take CuPy arrays too.
+    import numpy as np
+
+    return values * (0.5 + 0.5 * np.tanh(0.5 * argument))

@@ -10,23 +10,21 @@ from cupygemm import driver
 from cupygemm.dtypes import OPERAND_DTYPES
 from cupygemm.posing import Posed, overlap
 
-_replaced: list[Any] = []
-"""CuPy's own matmul while `patch` has ours in its place."""
+_kept: list[Any] = []
+"""CuPy's own matmul, from the first `patch` on."""
 
 
 def cupy_matmul() -> Any:
     """CuPy's own matmul, also while `cupy.matmul` is ours."""
-    return _replaced[0] if _replaced else driver.cupy().matmul
+    return _kept[0] if _kept else driver.cupy().matmul
 
 
-def keep(matmul: Any) -> None:
-    """What `cupy_matmul` is until `forget`."""
-    _replaced[:] = [matmul]
+def keep() -> None:
+    """What `cupy.matmul` is now, `cupy_matmul` stays.
 
-
-def forget() -> None:
-    """`cupy_matmul` is `cupy.matmul` again."""
-    _replaced.clear()
+    For good: what somebody puts in its place later may call ours, which must not fall back to it then.
+    """
+    _kept[:] = [cupy_matmul()]
 
 
 def fall_back(a: Any, b: Any, out: Any, options: dict[str, Any], posed: Posed | None) -> Any:

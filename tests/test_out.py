@@ -105,7 +105,7 @@ def test_out_is_filled_and_returned(gpu: FakeGpu, case: str) -> None:
     choice = cupygemm.explain(a, b, out)
     if case in REFUSED:
         assert choice.kernel == "cublas"
-        with pytest.raises(REFUSED[case], match="[oO]ut"):
+        with pytest.raises(REFUSED[case], match=r"[oO]ut"):
             cupygemm.matmul(a, b, out=out)
         return
     arrays = len(gpu._spans)

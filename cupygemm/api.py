@@ -69,6 +69,15 @@ def explain(a: Any, b: Any, /, out: Any = None, **options: Any) -> Choice:
         return decide(_dispatcher, a, b, *_usual(out, options)).choice
 
 
+def bundles_in_force() -> list[tuple[str, Bundle]]:
+    """The bundles that `matmul` asks, by name, the newest first.
+
+    Raises:
+        BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
+    """
+    return _dispatcher.bundles()
+
+
 class use:
     """Puts a bundle in force for `matmul`: until further notice, or inside a `with` block.
 

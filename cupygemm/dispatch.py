@@ -150,14 +150,22 @@ class Dispatcher:
                 self._chosen[key] = self._prepare(problem, index)
             return self._chosen[key]
 
+    def bundles(self) -> list[tuple[str, Bundle]]:
+        """The bundles in force by name, the newest first.
+
+        Raises:
+            BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
+        """
+        with self._lock:
+            return [(source.name, source.bundle) for source in self._in_force()]
+
     def problems(self) -> list[Problem]:
         """What the bundles in force have entries for, those of the newest bundle first.
 
         Raises:
             BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
         """
-        with self._lock:
-            entries = [entry for source in self._in_force() for entry in source.bundle.entries]
+        entries = [entry for _, bundle in self.bundles() for entry in bundle.entries]
         return list(dict.fromkeys(entry.problem for entry in entries))
 
     def choose_on(self, problem: Problem, device: DeviceSpec) -> Choice:

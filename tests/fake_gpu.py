@@ -280,8 +280,8 @@ class FakeGpu:
         return np.ndarray((matrix.rows, matrix.columns), element, raw, 0, (stride, element.itemsize))
 
     def matmul(self, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
-        """Stands for `cupy.matmul`: NumPy's, of arrays on the GPU, in float32 where an operand has 16 bits."""
-        self.fallbacks.append(options)
+        """Stands for `cupy.matmul`: 16-bit operands in float32, and of two matrices rounded before dtype= widens them."""
+        self.fallbacks.append(dict(options))
         self.fallback_devices.append(self.current[-1])
         for name, operand in (("a", a), ("b", b)):
             if not isinstance(operand, DeviceArray):
@@ -292,8 +292,11 @@ class FakeGpu:
         if self.captured is not None and self.stream.ptr and dtype.kind not in "biu":
             raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
         wide = np.promote_types(dtype, np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+        wanted = options.pop("dtype", None)
         result = np.matmul(a.astype(wide), b.astype(wide), **options)
-        result = result if options.get("dtype") is not None else result.astype(dtype)
+        if wanted is None or max(a.ndim, b.ndim) <= 2:
+            result = result.astype(dtype)
+        result = result.astype(wanted or dtype)
         if out is None:
             return result
         if not isinstance(out, DeviceArray):

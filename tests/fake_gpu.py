@@ -280,7 +280,7 @@ class FakeGpu:
         return np.ndarray((matrix.rows, matrix.columns), element, raw, 0, (stride, element.itemsize))
 
     def matmul(self, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
-        """Stands for `cupy.matmul`: 16-bit operands in float32, and of two matrices rounded before dtype= widens them."""
+        """Stands for `cupy.matmul`: 16-bit operands in float32, two matrices rounded before dtype= widens them."""
         self.fallbacks.append(dict(options))
         self.fallback_devices.append(self.current[-1])
         for name, operand in (("a", a), ("b", b)):

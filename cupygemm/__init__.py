@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cupygemm.bundle import Bundle
     from cupygemm.config import KernelConfig, KernelSpec
     from cupygemm.device import DeviceSpec
+    from cupygemm.environment import show_config
     from cupygemm.errors import (
         BundleError,
         CaptureError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         ProblemError,
         VerificationError,
     )
+    from cupygemm.patching import patch
     from cupygemm.problem import Problem
 
 _MODULE_OF = {
@@ -49,6 +51,8 @@ _MODULE_OF = {
     "VerificationError": "errors",
     "explain": "api",
     "matmul": "api",
+    "patch": "patching",
+    "show_config": "environment",
     "use": "api",
 }
 
@@ -70,6 +74,8 @@ __all__ = [
     "__version__",
     "explain",
     "matmul",
+    "patch",
+    "show_config",
     "use",
 ]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from cupygemm import driver
 from cupygemm.bundle import Bundle
-from cupygemm.dispatch import Choice, Dispatcher, is_capturing
-from cupygemm.errors import BundleError, CaptureError, LaunchError
+from cupygemm.dispatch import Choice, Dispatcher
+from cupygemm.errors import BundleError, LaunchError
+from cupygemm.fallback import fall_back
+from cupygemm.product import decide, launch, refuse_capture, without_defaults
 from cupygemm.text import count
 
 _dispatcher = Dispatcher()
@@ -19,55 +22,60 @@ _dispatcher = Dispatcher()
 def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     """The matrix product of two CuPy arrays: `cupy.matmul`, run by a tuned kernel where a bundle has one.
 
-    An own kernel runs when both operands are two-dimensional float16 or bfloat16 arrays that TMA can read in place,
-    on a Hopper GPU, and a bundle in force (see `use`) has a config for exactly this problem. Everything else is
-    `cupy.matmul`'s, with its result and its errors. Own kernels accumulate in fp32, run on the current stream of the
-    operands' device, never synchronise, and can be captured in a CUDA graph once they have been called before.
+    An own kernel runs when the product is one of two float16 or bfloat16 matrices that TMA can read in place, on a
+    Hopper GPU, and a bundle in force (see `use`) has a config for exactly this problem. An operand of one axis is a row
+    or a column, and a stack of matrices times one matrix is one product where its rows are equally far apart.
+    Everything else is `cupy.matmul`'s, with its result and its errors.
+
+    Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they have been called
+    before. All runs on the device of the operands, also where another is current, on that device's current stream.
 
     Args:
-        a: [m, k].
-        b: [k, n].
-        out: [m, n] to write into; it may overlap the operands.
-        **options: `casting`, `dtype`, … of `cupy.matmul`; with any of them, cuBLAS runs.
+        a: [m, k], [k] or […, m, k].
+        b: [k, n], [k] or […, k, n]; axes before the last two are broadcast.
+        out: what is returned, of the result's shape and of any layout; it may overlap the operands. It may have
+            another dtype, if NumPy's casting "same_kind" allows it: what it gets is rounded as without it, then cast.
+        **options: of `cupy.matmul`. With dtype=float32, the product of 16-bit operands is left in float32 and never
+            rounded to 16 bits, whatever runs. All others, unless at their defaults, are left to `cupy.matmul`.
 
     Returns:
-        [m, n] of the operands' dtype: `out` where it was given.
+        `out` where it was given, otherwise a new C-contiguous array of the operands' dtype, or float32 if asked for.
 
     Raises:
-        CaptureError: a CUDA graph is being captured, and this call would compile or needs cuBLAS.
+        ValueError, TypeError: as `cupy.matmul`; an operand that is no CuPy array is a TypeError.
+        CaptureError: a CUDA graph is being captured, and this call would compile, needs cuBLAS, or needs an array
+            beside `out`.
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
         LaunchError: CuPy is not installed.
     """
-    cupy = _cupy_for(a, b)
-    plan, reason = None, f"{', '.join(options)}: options of cupy.matmul"
-    if not options:
-        choice, plan = _dispatcher.choose(a, b, out)
-        reason = choice.reason
-    if plan is None:
-        if is_capturing():
-            raise CaptureError(f"cupy.matmul cannot be captured in a CUDA graph, and no own kernel runs: {reason}")
-        return cupy.matmul(a, b, out=out, **options)
-    with a.device:
-        if out is None:
-            result = cupy.empty((a.shape[0], b.shape[1]), dtype=a.dtype)
-        elif _overlap(out, a) or _overlap(out, b):
-            result = cupy.empty(out.shape, dtype=out.dtype)
-        else:
-            result = out
-        plan(a, b, result)
-        if out is not None and result is not out:
-            out[...] = result
-    return result if out is None else out
+    with _device_of(a, b):
+        out, options = _usual(out, options)
+        decision = decide(_dispatcher, a, b, out, options)
+        if decision.own is not None:
+            return launch(decision.own, out)
+        refuse_capture(a, b, decision.choice.reason)
+        return fall_back(a, b, out, options, decision.posed)
 
 
-def explain(a: Any, b: Any, /, out: Any = None) -> Choice:
-    """What `matmul(a, b, out)` would run, and why; it compiles and loads the kernel, and launches nothing.
+def explain(a: Any, b: Any, /, out: Any = None, **options: Any) -> Choice:
+    """What `matmul(a, b, out, **options)` would run, and why; it compiles and loads the kernel, and launches nothing.
 
     Raises:
+        CaptureError: a CUDA graph is being captured, and the kernel is not loaded.
+        BundleError: as `matmul`.
         LaunchError: CuPy is not installed.
     """
-    _cupy_for(a, b)
-    return _dispatcher.choose(a, b, out)[0]
+    with _device_of(a, b):
+        return decide(_dispatcher, a, b, *_usual(out, options)).choice
+
+
+def bundles_in_force() -> list[tuple[str, Bundle]]:
+    """The bundles that `matmul` asks, by name, the newest first.
+
+    Raises:
+        BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
+    """
+    return _dispatcher.bundles()
 
 
 class use:
@@ -116,19 +124,27 @@ class use:
         self.undo()
 
 
-def _cupy_for(a: Any, b: Any) -> ModuleType:
-    """CuPy, for these operands: where it is missing, what came instead of its arrays is worth a word."""
+def _device_of(a: Any, b: Any) -> AbstractContextManager[Any]:
+    """Makes the operands' device current, if they have one and the same."""
     try:
-        return driver.cupy()
+        ndarray = driver.cupy().ndarray
     except LaunchError as error:
+        # Where CuPy is missing, what came instead of its arrays is worth a word.
         raise LaunchError(f"{error}; the operands are {_kind(a)} and {_kind(b)}, CuPy arrays are needed") from error
+    if isinstance(a, ndarray) and isinstance(b, ndarray) and a.device == b.device:
+        device: AbstractContextManager[Any] = a.device
+        return device
+    return nullcontext()
+
+
+def _usual(out: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """`out` and options as nearly all callers give them: an array, and nothing that has no effect."""
+    if isinstance(out, tuple) and len(out) == 1:
+        (out,) = out
+    return out, without_defaults(options) if options else options
 
 
 def _kind(value: Any) -> str:
     """The type's name with its module: "numpy.ndarray", "list"."""
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _overlap(x: Any, y: Any) -> bool:
-    return bool(driver.cupy().may_share_memory(x, y))

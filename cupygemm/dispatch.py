@@ -120,14 +120,17 @@ class Dispatcher:
             self._sources = [source for source in self._in_force() if source is not token]
             self._chosen = {}
 
-    def choose(self, a: Any, b: Any, out: Any = None) -> tuple[Choice, Plan | None]:
+    def choose(self, a: Any, b: Any, out: Any = None, out_dtype: str | None = None) -> tuple[Choice, Plan | None]:
         """What runs a · b, with the plan to launch when it is an own kernel.
+
+        Args:
+            a, b, out, out_dtype: as of `problem_of`.
 
         Raises:
             CaptureError: a CUDA graph is being captured and the kernel is not loaded yet.
             BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
         """
-        problem = problem_of(a, b, out)
+        problem = problem_of(a, b, out, out_dtype)
         if isinstance(problem, str):
             return Choice("cublas", problem), None
         key = (problem, a.device.id)
@@ -147,14 +150,22 @@ class Dispatcher:
                 self._chosen[key] = self._prepare(problem, index)
             return self._chosen[key]
 
+    def bundles(self) -> list[tuple[str, Bundle]]:
+        """The bundles in force by name, the newest first.
+
+        Raises:
+            BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
+        """
+        with self._lock:
+            return [(source.name, source.bundle) for source in self._in_force()]
+
     def problems(self) -> list[Problem]:
         """What the bundles in force have entries for, those of the newest bundle first.
 
         Raises:
             BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
         """
-        with self._lock:
-            entries = [entry for source in self._in_force() for entry in source.bundle.entries]
+        entries = [entry for _, bundle in self.bundles() for entry in bundle.entries]
         return list(dict.fromkeys(entry.problem for entry in entries))
 
     def choose_on(self, problem: Problem, device: DeviceSpec) -> Choice:
@@ -256,8 +267,15 @@ def is_capturing() -> bool:
     return stream.ptr != 0 and bool(stream.is_capturing())
 
 
-def problem_of(a: Any, b: Any, out: Any) -> Problem | str:
-    """The problem that these arrays pose, or why no kernel of this package computes it."""
+def problem_of(a: Any, b: Any, out: Any, out_dtype: str | None = None) -> Problem | str:
+    """The problem that these arrays pose, or why no kernel of this package computes it.
+
+    Args:
+        a: [m, k].
+        b: [k, n].
+        out: [m, n] to write into; None for a new array.
+        out_dtype: of the result; None for the operands'.
+    """
     ndarray = driver.cupy().ndarray
     if not isinstance(a, ndarray) or not isinstance(b, ndarray):
         return "an operand is not a CuPy array"
@@ -277,14 +295,15 @@ def problem_of(a: Any, b: Any, out: Any) -> Problem | str:
     if "?" in layout:
         name, array = ("a", a) if layout[0] == "?" else ("b", b)
         return f"TMA cannot copy {name}: {misaligned_reason(array, array.strides[0] == array.dtype.itemsize)}"
-    reason = None if out is None else _unfit_reason(out, a, (m, n))
-    return reason or Problem(m, n, k, a_dtype=dtype, b_dtype=dtype, out_dtype=dtype, layout=layout)
+    out_dtype = out_dtype or dtype
+    reason = None if out is None else unfit_reason(out, a, (m, n), out_dtype)
+    return reason or Problem(m, n, k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout)
 
 
 def unposed_reason(problem: Problem) -> str | None:
     """Why `matmul` never asks for this problem when its operands have no gaps between rows, or None when it does."""
-    if problem.out_dtype != problem.a_dtype:
-        return f"matmul's result has the operands' dtype, {problem.a_dtype}, not {problem.out_dtype}"
+    if problem.out_dtype not in (problem.a_dtype, "float32"):
+        return f"matmul's result has the operands' dtype, {problem.a_dtype}, or float32, not {problem.out_dtype}"
     itemsize = DTYPES[problem.a_dtype].bytes
     shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}
     for (name, shape), letter in zip(shapes.items(), problem.layout, strict=True):
@@ -304,10 +323,10 @@ def _layout_letter(array: Any) -> str:
     return "t" if misaligned_reason(array, True) is None else "?"
 
 
-def _unfit_reason(out: Any, a: Any, shape: tuple[int, int]) -> str | None:
-    """Why an own kernel cannot write into `out`."""
-    if not isinstance(out, type(a)) or out.shape != shape or out.dtype != a.dtype:
-        return f"out is not a {a.dtype.name} array of shape {shape}"
+def unfit_reason(out: Any, a: Any, shape: tuple[int, int], dtype: str) -> str | None:
+    """Why an own kernel cannot write a product of this shape and dtype, on the device of `a`, into `out`."""
+    if not isinstance(out, driver.cupy().ndarray) or out.shape != shape or out.dtype.name != dtype:
+        return f"out is not a {dtype} array of shape {shape}"
     if out.device != a.device:
         return f"out is on device {out.device.id}, the operands on {a.device.id}"
     reason = unstorable_reason(out)

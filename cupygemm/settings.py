@@ -4,6 +4,8 @@ CUPYGEMM_CACHE_DIR   where compiled kernels are kept (default: the user's cache 
 CUPYGEMM_DATA_DIR    where the trial store is kept (default: the user's data folder)
 CUPYGEMM_BUNDLE      a YAML bundle that `matmul` uses from the start
 CUPYGEMM_COMMIT      the commit that recorded results name, where there is no git history
+
+docs/environment.md tells more of them, and of those that only tests read.
 """
 
 from __future__ import annotations
@@ -12,6 +14,16 @@ import os
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
+
+_OTHERS = ("CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUPY_ACCELERATORS", "CUPY_CACHE_DIR", "CUPY_TF32")
+"""What else decides what is found and what runs here."""
+
+
+def variables() -> dict[str, str]:
+    """What is set of the environment that matters here, by name."""
+    return {
+        name: value for name, value in sorted(os.environ.items()) if name.startswith("CUPYGEMM_") or name in _OTHERS
+    }
 
 
 def cache_dir() -> Path:

@@ -191,6 +191,7 @@ class FakeGpu:
     maps: encoded descriptors by address.
     launches: of loaded kernels.
     fallbacks: calls of `cupy.matmul`, by their options.
+    fallback_devices: what was current in them.
     """
 
     def __init__(self) -> None:
@@ -208,6 +209,7 @@ class FakeGpu:
         self.maps: dict[int, tuple[Matrix, Box]] = {}
         self.launches: list[Launched] = []
         self.fallbacks: list[dict[str, Any]] = []
+        self.fallback_devices: list[int] = []
         self._kernels: list[FakeKernel] = []
         self._alive: list[Any] = []
         self._spans: list[tuple[int, int]] = []
@@ -278,11 +280,31 @@ class FakeGpu:
         return np.ndarray((matrix.rows, matrix.columns), element, raw, 0, (stride, element.itemsize))
 
     def matmul(self, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
-        """Stands for `cupy.matmul`."""
-        self.fallbacks.append(options)
-        result = np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(a.dtype)
+        """Stands for `cupy.matmul`: 16-bit operands in float32, two matrices rounded before dtype= widens them."""
+        self.fallbacks.append(dict(options))
+        self.fallback_devices.append(self.current[-1])
+        for name, operand in (("a", a), ("b", b)):
+            if not isinstance(operand, DeviceArray):
+                raise TypeError(
+                    f"Argument {name!r} has incorrect type (expected ndarray, got {type(operand).__name__})"
+                )
+        dtype = np.promote_types(a.dtype, b.dtype)
+        if self.captured is not None and self.stream.ptr and dtype.kind not in "biu":
+            raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+        wide = np.promote_types(dtype, np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+        wanted = options.pop("dtype", None)
+        result = np.matmul(a.astype(wide), b.astype(wide), **options)
+        if wanted is None or max(a.ndim, b.ndim) <= 2:
+            result = result.astype(dtype)
+        result = result.astype(wanted or dtype)
         if out is None:
             return result
+        if not isinstance(out, DeviceArray):
+            raise TypeError("`out` must be a tuple or `cupy.ndarray`")
+        if out.shape != result.shape:
+            raise ValueError(f"Output operand 0 has invalid shape {out.shape} expected {result.shape}")
+        if not np.can_cast(result.dtype, out.dtype, options.get("casting", "same_kind")):
+            raise TypeError(f"Cannot cast out dtype from {result.dtype} to {out.dtype} with casting rule 'same_kind'")
         out[...] = result
         return out
 
@@ -335,7 +357,7 @@ class FakeGpu:
             random=np.random,
             empty=gpu.empty,
             matmul=gpu.matmul,
-            may_share_memory=np.may_share_memory,
+            linalg=SimpleNamespace(matmul=gpu.matmul),
             ndarray=DeviceArray,
             RawModule=RawModule,
         )

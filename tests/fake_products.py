@@ -14,7 +14,7 @@ from cupygemm.device import H200, DeviceSpec
 from cupygemm.dispatch import Dispatcher
 from cupygemm.problem import Problem
 from cupygemm.verify import numpy_dtype
-from tests.fake_gpu import FakeGpu
+from tests.fake_gpu import FakeDevice, FakeGpu
 
 SMALL = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, False, 1, 40, 1, 1)
 LARGE = KernelConfig(128, 128, 64, 4, 2, False, 2, 1, False, 8, 40, 1, 1)
@@ -55,6 +55,12 @@ def operands(gpu: FakeGpu, problem: Problem = PROBLEM, padding: int = 0) -> tupl
     a = stored(gpu, (problem.m, problem.k), problem.layout[0], problem.a_dtype, padding, seed=1)
     b = stored(gpu, (problem.k, problem.n), problem.layout[1], problem.b_dtype, padding, seed=2)
     return a, b
+
+
+def on_another_device(gpu: FakeGpu, rows: int) -> Any:
+    """[rows, 40] of float16 that lie on device 1."""
+    with FakeDevice(gpu, 1):
+        return gpu.empty((rows, 40), np.float16)
 
 
 def spread(array: Any, shape: tuple[int, int], strides: tuple[int, int]) -> Any:

@@ -27,6 +27,8 @@ PUBLIC = {
     "__version__",
     "explain",
     "matmul",
+    "patch",
+    "show_config",
     "use",
 }
 

@@ -1,0 +1,31 @@
+"""A bundle with a config for every problem, so that own kernels run wherever one can."""
+
+from __future__ import annotations
+
+from cupygemm import compiler
+from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, Tool
+from cupygemm.device import H200, DeviceSpec
+from cupygemm.problem import Problem
+from tests.gpu.protocol import SMALL
+
+ANY = SMALL.swapped(store_stages=0)
+"""Stores from registers, so that rows of any length can be written."""
+
+
+class Everything(Bundle):
+    """Has the same entry for each problem."""
+
+    def entry(self, problem: Problem) -> Entry:
+        """One with a config that is legal for all."""
+        search = SearchInfo(strategy="test", evaluations=1)
+        return Entry(problem=problem, config=ANY, measured=Measured(us=1.0), search=search)
+
+    def elsewhere(self, device: DeviceSpec) -> str | None:
+        """Nothing to say: it is for any GPU."""
+        return None
+
+
+def everything() -> Everything:
+    """One for the kernel's sources as they are."""
+    tool = Tool(version="0", source_digest=compiler.source_digest())
+    return Everything(created="2026-11-30", tool=tool, device=BundleDevice.of(H200, {}))

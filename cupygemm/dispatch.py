@@ -21,7 +21,8 @@ from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES, OPERAND_DTYPES
 from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
 from cupygemm.legality import illegal_reason
-from cupygemm.plan import LoadedKernel, Plan, misaligned_reason, oversize_reason, unstorable_reason
+from cupygemm.placement import misaligned_reason, unstorable_reason
+from cupygemm.plan import LoadedKernel, Plan, oversize_reason
 from cupygemm.problem import Problem
 from cupygemm.text import count
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from cupygemm.errors import ProblemError
 
 Array = Any
@@ -96,6 +98,4 @@ def activated(name: str, values: Array, erf: Callable[[Array], Array]) -> Array:
 
 def _times_sigmoid(values: Array, argument: Array) -> Array:
     # 0.5 + tanh / 2 does not overflow, which 1 / (1 + exp) does. NumPy's ufuncs take CuPy arrays too.
-    import numpy as np
-
     return values * (0.5 + 0.5 * np.tanh(0.5 * argument))

@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 
 from cupygemm import driver, telemetry, verify
-from cupygemm.cublas import NOT_SUPPORTED, Cublas, CublasError, CublasLt, LtAlgorithm
+from cupygemm.cublas import NOT_SUPPORTED, Cublas, CublasError
+from cupygemm.cublaslt import CublasLt, LtAlgorithm
+from cupygemm.epilogue import Epilogue
 from cupygemm.errors import LaunchError, VerificationError
 from cupygemm.graphs import TimedGraph, capture, interleave, sustain
 from cupygemm.measurement import Measurement, Status
@@ -30,6 +32,7 @@ from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
 from cupygemm.telemetry import Reading
+from cupygemm.unfused import Unfused
 from cupygemm.verify import GuardedOutput, Reference, Verdict
 
 GRAPH_US = 300.0
@@ -174,16 +177,16 @@ class Bench:
             rng = cupy.random.default_rng(seed)
             sets = range(num_sets(problem, l2_bytes))
             self._sets = [verify.draw_operands(rng, problem, verify.ZERO_MEAN) for _ in sets]
-            self._guarded = GuardedOutput(cupy, (problem.m, problem.n), problem.out_dtype)
+            self._guarded = GuardedOutput(cupy, problem.matrix(problem.m, problem.n), problem.out_dtype)
             cases = [self._sets[0], verify.draw_operands(rng, problem, verify.POSITIVE_MEAN)]
             guarded = [operands._replace(out=self._guarded.array) for operands in cases]
             self._cases = [(operands, Reference.of(operands, problem)) for operands in guarded]
-            self._cublas, self._lt = Cublas(), CublasLt()
+            self._cublas, self._lt = Unfused(problem, Cublas()), CublasLt()
             self.has_baseline = self._check_baseline()
 
     def _check_baseline(self) -> bool:
         try:
-            error = self.verify(self._cublas.gemm).error
+            error = self.verify(self._cublas.launch).error
         except CublasError as refusal:
             if refusal.status == NOT_SUPPORTED:
                 return False
@@ -195,16 +198,16 @@ class Bench:
     @property
     def cublas(self) -> Launch:
         """The launch that candidates are compared with."""
-        return self._cublas.gemm
+        return self._cublas.launch
 
     def is_sound(self) -> bool:
         """Whether operands and references are still what they were, as cuBLAS can tell: a stray write spoils them."""
-        return not self.has_baseline or self.verify(self._cublas.gemm).error < WRONG_BASELINE
+        return not self.has_baseline or self.verify(self._cublas.launch).error < WRONG_BASELINE
 
     @property
     def device_bytes(self) -> int:
         """About what this bench holds of device memory."""
-        references = 2 * 12 * self.problem.m * self.problem.n
+        references = 2 * 12 * self.problem.batch * self.problem.m * self.problem.n
         return (len(self._sets) + 2) * self.problem.compulsory_bytes + references
 
     def bytes_rotated(self, mode: str) -> int:
@@ -320,7 +323,7 @@ class Bench:
 
     def _baseline_graph(self, mode: str) -> TimedGraph:
         if mode not in self._graphs:
-            self._graphs[mode] = self._capture(self._cublas.gemm, mode)
+            self._graphs[mode] = self._capture(self._cublas.launch, mode)
         return self._graphs[mode]
 
     def cublaslt(self, mode: str = ROTATED) -> LtAlgorithm | None:
@@ -336,7 +339,7 @@ class Bench:
     def _fastest_lt(self, mode: str) -> LtAlgorithm | None:
         with _active(self.device):
             try:
-                proposed = self._lt.algorithms(self._sets[0], LT_ALGORITHMS)
+                proposed = self._lt.algorithms(self._sets[0], LT_ALGORITHMS, Epilogue.parse(self.problem.epilogue))
             except CublasError as refusal:
                 if refusal.status == NOT_SUPPORTED:
                     return None

@@ -7,12 +7,15 @@ from typing import Any
 
 from cupygemm import driver, tensor_map
 from cupygemm.compiler import CompiledKernel
-from cupygemm.config import TMA_ALIGNMENT, KernelConfig, loaded_bytes, shared_bytes
+from cupygemm.config import KernelConfig, loaded_bytes, shared_bytes
+from cupygemm.epilogue import NONE
+from cupygemm.epilogue_terms import EpilogueTerms
 from cupygemm.errors import ConfigError, LaunchError, ProblemError
 from cupygemm.operands import Operands
+from cupygemm.placement import check_rows, matrix_of
 from cupygemm.problem import Problem
-from cupygemm.raster import Raster
-from cupygemm.tensor_map import Matrix, TensorMap
+from cupygemm.raster import Divisor, Raster
+from cupygemm.tensor_map import TensorMap
 
 MAX_EXTENT = 2**31 - 2048
 """Coordinates are 32-bit and signed, and must not overflow past the last tile: 8 CTAs of 256 at most."""
@@ -42,6 +45,18 @@ class _Arguments(ctypes.Structure):
         ("b", ctypes.c_void_p),
         ("a_row_bytes", ctypes.c_int64),
         ("b_row_bytes", ctypes.c_int64),
+        ("matrix_tiles", Divisor),
+        ("a_step", ctypes.c_int),
+        ("b_step", ctypes.c_int),
+        ("a_batch_bytes", ctypes.c_int64),
+        ("b_batch_bytes", ctypes.c_int64),
+        ("out_batch_stride", ctypes.c_int64),
+        ("bias", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("residual_row_stride", ctypes.c_int64),
+        ("residual_batch_stride", ctypes.c_int64),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
     )
 
 
@@ -126,12 +141,13 @@ class Plan:
         fitting = kernel.active_clusters
         if max_sms is not None:
             fitting = max(1, min(fitting, max_sms // config.cluster_size))
-        if tiles_m * tiles_n > MAX_EXTENT:
-            raise ProblemError(f"{problem}: {tiles_m * tiles_n} tiles are more than a 32-bit count")
+        tiles = tiles_m * tiles_n * problem.batch
+        if tiles > MAX_EXTENT:
+            raise ProblemError(f"{problem}: {tiles} tiles are more than a 32-bit count")
         self.problem = problem
         self.kernel = kernel
         k_stages = -(-problem.k // config.block_k)
-        self.grid = min(tiles_m * tiles_n, fitting) * config.cluster_size
+        self.grid = min(tiles, fitting) * config.cluster_size
         spec = kernel.compiled.spec
         self._a_box = tensor_map.a_box(config, spec, problem.m)
         self._b_box = tensor_map.b_box(config, spec, problem.n)
@@ -145,46 +161,73 @@ class Plan:
             share_stages=k_stages // config.cluster_k,
             longer_shares=k_stages % config.cluster_k,
             prefetch=config.prefetch,
-            raster=Raster.of(config, tiles_m, tiles_n),
+            raster=Raster.of(config, tiles_m, tiles_n, problem.batch),
+            matrix_tiles=Divisor.of(tiles_m * tiles_n),
             policy_a=_L2_POLICIES[config.keep_a],
             policy_b=_L2_POLICIES[config.keep_b],
             policy_out=_L2_POLICIES[config.keep_out],
         )
         self._no_map = TensorMap()
+        self._epilogue = None if problem.epilogue == NONE else EpilogueTerms(problem, spec)
         self._dependent_launch = None
         if dependent_launch:
             function = kernel.kernel.kernel.ptr
             self._dependent_launch = driver.DependentLaunch(function, self.grid, config.threads, kernel.shared_bytes)
 
-    def __call__(self, a: Any, b: Any, out: Any) -> None:
-        """Computes out = a · b on CuPy's current stream; neither synchronises nor allocates device memory.
+    def __call__(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        bias: Any = None,
+        residual: Any = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+    ) -> None:
+        """Computes out = activation(alpha · a · b + bias + beta · residual) on CuPy's current stream.
+
+        Neither synchronises nor allocates device memory. Which of the terms there are, the problem's epilogue says.
 
         Args:
-            a: [m, k] of the problem's a_dtype, on the plan's device, its contiguous axis as the layout says.
+            a: [m, k] of the problem's a_dtype, on the plan's device, its contiguous axis as the layout says; where the
+                problem has a batch [batch, m, k], with any stride between matrices, 0 too, that is a multiple of 16
+                bytes.
             b: [k, n] likewise.
-            out: [m, n] of out_dtype, rows contiguous; it must not overlap `a` or `b`.
+            out: [m, n] of out_dtype, likewise, rows contiguous; it must not overlap `a` or `b`.
+            bias: [n] or [m] of out_dtype, contiguous.
+            residual: like `out`, which it may be itself; it must not overlap it otherwise.
+            alpha: 1 where the epilogue is "none".
+            beta: of the residual.
 
         Raises:
             ProblemError: an array is not what the plan was made for, or is not aligned as TMA needs it.
             LaunchError: the driver refused the launch.
         """
         problem, spec = self.problem, self.kernel.compiled.spec
-        a_matrix = _matrix("a", a, (problem.m, problem.k), spec.a_dtype, spec.a_major == "mn")
-        b_matrix = _matrix("b", b, (problem.k, problem.n), spec.b_dtype, spec.b_major == "k")
+        a_matrix = matrix_of("a", a, problem.matrix(problem.m, problem.k), spec.a_dtype, spec.a_major == "mn")
+        b_matrix = matrix_of("b", b, problem.matrix(problem.k, problem.n), spec.b_dtype, spec.b_major == "k")
         map_a = tensor_map.encode(a_matrix, self._a_box)
         map_b = tensor_map.encode(b_matrix, self._b_box)
-        shape = (problem.m, problem.n)
+        shape = problem.matrix(problem.m, problem.n)
         map_out = self._no_map
         if self.kernel.compiled.config.store_stages:
-            map_out = tensor_map.encode(_matrix("out", out, shape, spec.out_dtype, False), self._out_box)
+            map_out = tensor_map.encode(matrix_of("out", out, shape, spec.out_dtype, False), self._out_box)
         else:
-            _check_rows("out", out, shape, spec.out_dtype)
+            check_rows("out", out, shape, spec.out_dtype)
         arguments = _Arguments.from_buffer_copy(self._template)
         arguments.out = out.data.ptr
-        arguments.out_row_stride = out.strides[0] // out.dtype.itemsize
+        arguments.out_row_stride = out.strides[-2] // out.dtype.itemsize
         if arguments.prefetch:
             arguments.a, arguments.a_row_bytes = a_matrix.pointer, a_matrix.row_stride
             arguments.b, arguments.b_row_bytes = b_matrix.pointer, b_matrix.row_stride
+        if problem.batch > 1:
+            arguments.a_step, arguments.b_step = int(a_matrix.depth > 1), int(b_matrix.depth > 1)
+            arguments.a_batch_bytes, arguments.b_batch_bytes = a_matrix.depth_stride, b_matrix.depth_stride
+            arguments.out_batch_stride = out.strides[0] // out.dtype.itemsize
+        if self._epilogue is not None:
+            self._epilogue.fill(arguments, bias, residual, alpha, beta)
+        elif bias is not None or residual is not None or alpha != 1.0:
+            raise ProblemError("the plan was made without an epilogue: it takes no bias, residual or alpha")
         self._enqueue((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
 
     def launch(self, operands: Operands) -> None:
@@ -207,56 +250,8 @@ class Plan:
         self.kernel.kernel((self.grid,), (threads,), arguments, shared_mem=self.kernel.shared_bytes)
 
 
-def _check_array(name: str, array: Any, shape: tuple[int, int], dtype: str) -> None:
-    if array.shape != shape or array.dtype.name != dtype:
-        raise ProblemError(
-            f"{name} is {array.dtype.name}{list(array.shape)}: the plan was made for {dtype}{list(shape)}"
-        )
-
-
-def _check_rows(name: str, array: Any, shape: tuple[int, int], dtype: str) -> None:
-    _check_array(name, array, shape, dtype)
-    reason = unstorable_reason(array)
-    if reason is not None:
-        raise ProblemError(f"{name}: {reason}")
-
-
-def _matrix(name: str, array: Any, shape: tuple[int, int], dtype: str, transposed: bool) -> Matrix:
-    """The rows of `array`, or of its transpose, that TMA copies."""
-    _check_array(name, array, shape, dtype)
-    reason = misaligned_reason(array, transposed)
-    if reason is not None:
-        raise ProblemError(f"{name}: {reason}")
-    rows, columns = shape[::-1] if transposed else shape
-    return Matrix(array.data.ptr, rows, columns, array.strides[1 if transposed else 0], dtype)
-
-
 def oversize_reason(problem: Problem) -> str | None:
     """Why no config computes a problem, whatever its operands, or None."""
-    if max(problem.m, problem.n, problem.k) > MAX_EXTENT or problem.batch != 1:
-        return f"{problem}: sizes up to {MAX_EXTENT} and batch 1 are built"
-    return None
-
-
-def unstorable_reason(array: Any) -> str | None:
-    """Why a kernel cannot store the rows of this array from registers, or None when it can."""
-    (rows, columns), (row, column), itemsize = array.shape, array.strides, array.dtype.itemsize
-    if columns > 1 and column != itemsize:
-        return f"its rows are not contiguous, elements of a row are {column} bytes apart"
-    if rows > 1 and (row < columns * itemsize or row % itemsize):
-        return f"its rows are {row} bytes apart: they overlap, run backwards or start between elements"
-    return None
-
-
-def misaligned_reason(array: Any, transposed: bool) -> str | None:
-    """Why TMA cannot copy this two-dimensional array (or its transpose), or None when it can."""
-    outer, inner = (1, 0) if transposed else (0, 1)
-    itemsize = array.dtype.itemsize
-    if array.shape[inner] > 1 and array.strides[inner] != itemsize:
-        return f"axis {inner} has a stride of {array.strides[inner]} bytes: it must be contiguous"
-    stride = array.strides[outer]
-    if array.shape[outer] > 1 and (stride <= 0 or stride % TMA_ALIGNMENT or stride >= 2**40):
-        return f"rows are {stride} bytes apart: TMA needs a positive multiple of {TMA_ALIGNMENT}"
-    if array.data.ptr % TMA_ALIGNMENT:
-        return f"the data start at an address that is no multiple of {TMA_ALIGNMENT}"
+    if max(problem.m, problem.n, problem.k, problem.batch) > MAX_EXTENT:
+        return f"{problem}: sizes up to {MAX_EXTENT} are built"
     return None

@@ -89,6 +89,10 @@ class Problem:
         """Every field by name, in declaration order: plain ints and strings."""
         return asdict(self)
 
+    def matrix(self, rows: int, columns: int) -> tuple[int, ...]:
+        """The shape of an array of such matrices, one a product: with an axis before it where there is a batch."""
+        return (rows, columns) if self.batch == 1 else (self.batch, rows, columns)
+
     @property
     def shape(self) -> str:
         """ "MxNxK"."""

@@ -29,13 +29,15 @@ _MAP_ALIGNMENT = 128  # the header of CUDA 13; CUDA 12 asks for 64
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where a two-dimensional operand lies: rows of contiguous elements.
+    """Where a two-dimensional operand lies, or a stack of them: rows of contiguous elements.
 
     Attributes:
         pointer: device address of its first element, a multiple of 16.
         rows, columns: extents in elements; `columns` is the contiguous axis.
         row_stride: bytes from row to row, a multiple of 16.
         dtype: name in `DTYPES`.
+        depth: matrices of a stack; 0 for a single one, whose descriptor has two dimensions.
+        depth_stride: bytes from matrix to matrix, a multiple of 16.
     """
 
     pointer: int
@@ -43,6 +45,8 @@ class Matrix:
     columns: int
     row_stride: int
     dtype: str
+    depth: int = 0
+    depth_stride: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,17 +109,19 @@ def encode(matrix: Matrix, box: Box) -> TensorMap:
     """
     tensor_map = TensorMap()
     element = DTYPES[matrix.dtype].bytes
-    # A single row has no stride; the driver still wants a legal one.
+    # A single row and a single matrix have no stride; the driver still wants a legal one.
     row_stride = matrix.row_stride if matrix.rows > 1 else -(-matrix.columns * element // TMA_ALIGNMENT) * TMA_ALIGNMENT
+    depth_stride = matrix.depth_stride if matrix.depth > 1 else row_stride
+    rank = 3 if matrix.depth else 2
     status = _encode_tiled()(
         tensor_map.address,
         DTYPES[matrix.dtype].tensor_map_type,
-        2,
+        rank,
         matrix.pointer,
-        (ctypes.c_uint64 * 2)(matrix.columns, matrix.rows),
-        (ctypes.c_uint64 * 1)(row_stride),
-        (ctypes.c_uint32 * 2)(box.columns, box.rows),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * 3)(matrix.columns, matrix.rows, matrix.depth),
+        (ctypes.c_uint64 * 2)(row_stride, depth_stride),
+        (ctypes.c_uint32 * 3)(box.columns, box.rows, 1),
+        (ctypes.c_uint32 * 3)(1, 1, 1),
         0,  # CU_TENSOR_MAP_INTERLEAVE_NONE
         _SWIZZLES[box.columns * element],
         L2_PROMOTIONS.index(box.l2_promotion),

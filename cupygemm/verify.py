@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from cupygemm.dtypes import DTYPES
+from cupygemm.epilogue import NONE, SLOPES, Epilogue, activated
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 
@@ -53,25 +54,40 @@ def draw_operands(rng: Any, problem: Problem, kind: str) -> Operands:
         kind: one of `DATA_KINDS`.
 
     Returns:
-        what a launch takes. An operand with layout `t` is a transposed view. Stored rows of `a` and `b` are a multiple
-        of 16 bytes apart, as TMA needs them, with NaN in what that adds to them; `out` is unwritten, without gaps.
+        what a launch takes, what the epilogue reads among it. An operand with layout `t` is a transposed view. Stored
+        rows of `a` and `b` are a multiple of 16 bytes apart, as TMA needs them, with NaN in what that adds to them;
+        `out` is unwritten, without gaps.
     """
     scale = _positive_scale(problem.k) if kind == POSITIVE_MEAN else 1.0
-    a = _draw(rng, (problem.m, problem.k), problem.layout[0], kind, problem.a_dtype, scale)
-    b = _draw(rng, (problem.k, problem.n), problem.layout[1], kind, problem.b_dtype, 1.0)
-    out = np.empty_like(a, numpy_dtype(problem.out_dtype), order="C", shape=(problem.m, problem.n))
-    return Operands(a, b, out)
+    a = _draw(rng, problem.matrix(problem.m, problem.k), problem.layout[0], kind, problem.a_dtype, scale)
+    b = _draw(rng, problem.matrix(problem.k, problem.n), problem.layout[1], kind, problem.b_dtype, 1.0)
+    shape = problem.matrix(problem.m, problem.n)
+    out = np.empty_like(a, numpy_dtype(problem.out_dtype), order="C", shape=shape)
+    epilogue = Epilogue.parse(problem.epilogue)
+    if epilogue == Epilogue():
+        return Operands(a, b, out)
+    # The product's own size, so that each term counts; alpha brings it to where activations bend.
+    added = math.sqrt(problem.k) if kind == ZERO_MEAN else 1.0
+    length = {NONE: 0, "n": problem.n, "m": problem.m}[epilogue.bias]
+    bias = _values(rng, (length,), kind, problem.out_dtype, added) if length else None
+    residual = _values(rng, shape, kind, problem.out_dtype, added) if epilogue.residual else None
+    return Operands(a, b, out, bias, residual, alpha=0.5, beta=-0.75 if epilogue.residual else 1.0)
 
 
-def _draw(rng: Any, shape: tuple[int, int], layout: str, kind: str, dtype: str, scale: float) -> Array:
-    rows, columns = shape if layout == "n" else shape[::-1]
+def _draw(rng: Any, shape: tuple[int, ...], layout: str, kind: str, dtype: str, scale: float) -> Array:
+    *stack, rows, columns = shape if layout == "n" else (*shape[:-2], shape[-1], shape[-2])
     element = numpy_dtype(dtype)
     padded = -(-columns * element.itemsize // ROW_ALIGNMENT) * ROW_ALIGNMENT // element.itemsize
+    values = _values(rng, (*stack, rows, padded), kind, "float32", scale)
+    values[..., columns:] = np.nan
+    stored = values.astype(element)[..., :columns]
+    return stored if layout == "n" else stored.swapaxes(-1, -2)
+
+
+def _values(rng: Any, shape: tuple[int, ...], kind: str, dtype: str, scale: float) -> Array:
     draw = rng.standard_normal if kind == ZERO_MEAN else rng.random
-    values = draw((rows, padded), dtype=np.float32) * np.float32(scale)
-    values[:, columns:] = np.nan
-    stored = values.astype(element)[:, :columns]
-    return stored if layout == "n" else stored.T
+    values = draw(shape, dtype=np.float32) * np.float32(scale)
+    return values if dtype == "float32" else values.astype(numpy_dtype(dtype))
 
 
 def _positive_scale(k: int) -> float:
@@ -102,8 +118,8 @@ class Reference:
     """The right answer for one launch, and how far from it a right kernel may be.
 
     Attributes:
-        product: float64 [m, n].
-        element_bound: float32 [m, n], largest |out - product|.
+        product: float64 [m, n], or [batch, m, n]: the result, with all that the epilogue adds.
+        element_bound: float32, likewise, largest |out - product|.
         norm: Frobenius norm of the product.
         frobenius_bound: largest relative Frobenius error. By the triangle inequality: what rounding this very product
             to the result's dtype costs, plus twice what fp32 accumulation may have added before.
@@ -120,8 +136,10 @@ class Reference:
         a, b = operands.a.astype(np.float64), operands.b.astype(np.float64)
         product = a @ b
         magnitude = abs(a) @ abs(b)
-        out_dtype = DTYPES[problem.out_dtype]
         accumulated = element_tolerance(problem.k, DTYPES[problem.a_dtype].mma_k) * magnitude
+        if problem.epilogue != NONE:
+            product, magnitude, accumulated = _with_epilogue(operands, problem, product, magnitude, accumulated)
+        out_dtype = DTYPES[problem.out_dtype]
         bound = out_dtype.unit_roundoff * abs(product) + accumulated + out_dtype.tiny
         norm = _norm(product)
         rounded = _norm(product.astype(numpy_dtype(problem.out_dtype)).astype(np.float64) - product)
@@ -129,6 +147,40 @@ class Reference:
         added = max(norm, _norm(magnitude) / math.sqrt(problem.k))
         allowed = rounded + 2 * frobenius_tolerance(problem.k) * added
         return cls(product, bound.astype(np.float32), norm, _ratio(allowed, norm))
+
+
+EPILOGUE_TOLERANCE = 2.0**-19
+"""Of what an epilogue adds up, and of an activation's input: a few roundings in fp32, and approximations of exp and erf
+that are right to 2^-20 of it."""
+
+
+def _with_epilogue(
+    operands: Operands, problem: Problem, product: Array, magnitude: Array, accumulated: Array
+) -> tuple[Array, Array, Array]:
+    """The result that an epilogue makes of a product, how much is added up for it, and what it may be off in fp32."""
+    epilogue = Epilogue.parse(problem.epilogue)
+    result, added = operands.alpha * product, abs(operands.alpha) * magnitude
+    terms = []
+    if operands.bias is not None:
+        bias = operands.bias.astype(np.float64)
+        terms.append(bias if epilogue.bias == "n" else bias[:, None])
+    if operands.residual is not None:
+        terms.append(operands.beta * operands.residual.astype(np.float64))
+    for term in terms:
+        result, added = result + term, added + abs(term)
+    slope = SLOPES[epilogue.activation]
+    off = slope * (abs(operands.alpha) * accumulated + EPILOGUE_TOLERANCE * added)
+    return activated(epilogue.activation, result, _erf(result)), slope * added, off
+
+
+def _erf(array: Array) -> Any:
+    """The error function for arrays of this library."""
+    if isinstance(array, np.ndarray):
+        return np.vectorize(math.erf, otypes=[np.float64])
+    # Loaded here, and from where the array itself is: this module works without CuPy too.
+    from cupyx.scipy.special import erf  # type: ignore[import-untyped]
+
+    return erf
 
 
 @dataclass(frozen=True)
@@ -170,7 +222,7 @@ def check(out: Array, reference: Reference) -> Verdict:
     """Compares a result with its reference.
 
     Args:
-        out: [m, n] in the problem's out_dtype, on the reference's device.
+        out: in the problem's shape and out_dtype, on the reference's device.
     """
     difference = out.astype(np.float64) - reference.product
     worst = float((abs(difference) / reference.element_bound).max())
@@ -191,10 +243,10 @@ class GuardedOutput:
     """An output inside a larger buffer, all of it poisoned: every byte 0xFF, which is NaN in every float dtype.
 
     Attributes:
-        array: [m, n], contiguous, aligned as a fresh allocation would be.
+        array: of the shape, contiguous, aligned as a fresh allocation would be.
     """
 
-    def __init__(self, xp: ModuleType, shape: tuple[int, int], dtype: str) -> None:
+    def __init__(self, xp: ModuleType, shape: tuple[int, ...], dtype: str) -> None:
         """Allocates and poisons.
 
         Args:
@@ -203,7 +255,7 @@ class GuardedOutput:
             dtype: its name.
         """
         element = numpy_dtype(dtype)
-        self._size = shape[0] * shape[1] * element.itemsize
+        self._size = math.prod(shape) * element.itemsize
         self._buffer = xp.empty(self._size + 2 * GUARD_BYTES, dtype=np.uint8)
         self.array = self._buffer[GUARD_BYTES : GUARD_BYTES + self._size].view(element).reshape(shape)
         self.poison()

@@ -15,7 +15,8 @@ from cupygemm import driver, plan, tensor_map
 from cupygemm.config import KernelConfig, KernelSpec, shared_bytes
 from cupygemm.errors import ConfigError, LaunchError, ProblemError
 from cupygemm.operands import Operands
-from cupygemm.plan import MAX_EXTENT, LoadedKernel, Plan, misaligned_reason
+from cupygemm.placement import misaligned_reason
+from cupygemm.plan import MAX_EXTENT, LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.raster import Raster
 from cupygemm.tensor_map import Box, Matrix, TensorMap

@@ -14,7 +14,7 @@ import pytest
 
 from cupygemm import driver, provenance
 from cupygemm.results import write_report
-from tests.gpu.protocol import Checks, Kernels, all_pairs
+from tests.gpu.protocol import Checks, Kernels, all_pairs, variant_pairs
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +26,12 @@ def kernels() -> Kernels:
 def compiled_ahead(kernels: Kernels) -> None:
     """All kernels of the protocol, on all cores: one after the other they would take minutes."""
     kernels.ahead(all_pairs())
+
+
+@pytest.fixture(scope="session")
+def variants_ahead(kernels: Kernels) -> None:
+    """Those of stacks and epilogues, likewise."""
+    kernels.ahead(variant_pairs())
 
 
 CHECKS = Checks()

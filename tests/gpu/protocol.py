@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from cupygemm import driver, verify
 from cupygemm.compiler import compile_kernel
@@ -71,28 +69,80 @@ DTYPES = (
 """Of the operands, and of the result."""
 
 
-def padded(rows: int, columns: int, dtype: str, transposed: bool, fill: Callable[[tuple[int, int]], Any]) -> Any:
-    """A [rows, columns] array whose rows (or columns, when transposed) are padded with NaN to 16 bytes."""
-    cupy = driver.cupy()
-    stored = (columns, rows) if transposed else (rows, columns)
-    element = verify.numpy_dtype(dtype)
-    per_row = -(-stored[1] * element.itemsize // 16) * 16 // element.itemsize
-    whole = cupy.full((stored[0], per_row), float("nan"), dtype=element)
-    view = whole[:, : stored[1]]
-    view = view.T if transposed else view
-    view[...] = fill((rows, columns)).astype(element)
-    return view
+EPILOGUES = (
+    "scaled",
+    "bias_n",
+    "bias_m+relu",
+    "bias_n+gelu",
+    "bias_n+gelu_tanh",
+    "silu",
+    "residual",
+    "bias_n+residual+silu",
+    "bias_m+residual+gelu_tanh",
+)
+"""Every term, alone and with others."""
+STACKED = (
+    "one consumer",
+    "wide, cluster 2x1",
+    "cluster 2x2",
+    "direct store",
+    "ping-pong",
+    "four store buffers",
+    "columns split",
+    "K in eight shares",
+    "K in three shares, cluster 1x2, unequal parts",
+    "L2 hints",
+    "prefetch, no cluster",
+)
+"""One config for each way in which a kernel reaches the matrices of a stack."""
+FUSED = (
+    "one consumer",
+    "direct store",
+    "ping-pong",
+    "K in eight shares",
+    "K in three shares, cluster 1x2, unequal parts",
+)
+"""One for each way from the accumulators to the result."""
+
+
+def stacked_problems(m: int, n: int, k: int, batch: int) -> dict[str, list[Problem]]:
+    """Batched problems of a size by config: two layouts of each, and a few of the others and of other dtypes."""
+    mixed = {"a_dtype": "bfloat16", "b_dtype": "bfloat16", "out_dtype": "float32"}
+    found = {name: [Problem(m, n, k, batch, layout=layout) for layout in ("nn", "tt")] for name in STACKED}
+    for name in STACKED[:3]:
+        found[name] += [Problem(m, n, k, batch, layout=layout) for layout in ("nt", "tn")]
+        found[name].append(Problem(m, n, k, batch, **mixed))
+    return found
+
+
+def fused_problems(m: int, n: int, k: int) -> dict[str, list[Problem]]:
+    """Problems with epilogues by config: each epilogue with each, and a few of a batch and of other dtypes."""
+    mixed = {"a_dtype": "bfloat16", "b_dtype": "bfloat16"}
+    found = {name: [Problem(m, n, k, epilogue=epilogue) for epilogue in EPILOGUES] for name in FUSED}
+    for name in FUSED[1:3]:
+        for epilogue in EPILOGUES[-3:]:
+            found[name].append(Problem(m, n, k, 3, epilogue=epilogue))
+            found[name].append(Problem(m, n, k, out_dtype="bfloat16", epilogue=epilogue, **mixed))
+            found[name].append(Problem(m, n, k, out_dtype="float32", epilogue=epilogue, **mixed))
+    return found
+
+
+def variant_pairs() -> set[tuple[KernelSpec, KernelConfig]]:
+    """The kernels of both, for results that TMA can store and for others."""
+    return {
+        (KernelSpec.of(problem), fitting(CONFIGS[name], problem))
+        for n in (64, 65)
+        for kind in (stacked_problems(64, n, 64, 3), fused_problems(64, n, 64))
+        for name, problems in kind.items()
+        for problem in problems
+    }
 
 
 def operands(problem: Problem, kind: str, seed: int) -> Operands:
     """Operands of a problem with NaN in the padding that aligns their rows, and in the result."""
-    rng = driver.cupy().random.default_rng(seed)
-    drawn = verify.draw_operands(rng, problem, kind)
+    drawn = verify.draw_operands(driver.cupy().random.default_rng(seed), problem, kind)
     drawn.out.fill(float("nan"))
-    return drawn._replace(
-        a=padded(problem.m, problem.k, problem.a_dtype, problem.layout[0] == "t", lambda _: drawn.a),
-        b=padded(problem.k, problem.n, problem.b_dtype, problem.layout[1] == "t", lambda _: drawn.b),
-    )
+    return drawn
 
 
 def fitting(config: KernelConfig, problem: Problem) -> KernelConfig:
@@ -145,7 +195,7 @@ class Checks:
         """Runs the plan on fresh operands into a poisoned, guarded output; fails the test when it is not right."""
         problem = plan.problem
         for kind in kinds:
-            out = verify.GuardedOutput(driver.cupy(), (problem.m, problem.n), problem.out_dtype)
+            out = verify.GuardedOutput(driver.cupy(), problem.matrix(problem.m, problem.n), problem.out_dtype)
             given = operands(problem, kind, seed)._replace(out=out.array)
             reference = verify.Reference.of(given, problem)
             plan.launch(given)

@@ -1,0 +1,55 @@
+"""What a fused epilogue is compared with: cuBLAS, and one elementwise kernel of CuPy for all terms after it.
+
+One, where a user who writes `gelu(a @ b + bias)` has a kernel for each operator: a baseline that CuPy can reach.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupygemm import driver
+from cupygemm.cublas import Cublas
+from cupygemm.epilogue import NONE, Epilogue
+from cupygemm.operands import Operands
+from cupygemm.problem import Problem
+
+_ACTIVATED = {
+    NONE: "x",
+    "relu": "x < 0 ? 0.0f : x",
+    "gelu": "0.5f * x * (1.0f + erff(x * 0.70710678f))",
+    "gelu_tanh": "0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)))",
+    "silu": "x / (1.0f + expf(-x))",
+}
+
+
+class Unfused:
+    """cuBLAS for the product, and what the epilogue says by a kernel of CuPy's."""
+
+    def __init__(self, problem: Problem, cublas: Cublas) -> None:
+        """Compiles nothing yet; the first launch does."""
+        epilogue = Epilogue.parse(problem.epilogue)
+        self._cublas = cublas
+        self._rest = None if epilogue in (Epilogue(), Epilogue(scaled=True)) else _elementwise(epilogue)
+        self._bias_down = epilogue.bias == "m"
+
+    def launch(self, operands: Operands) -> None:
+        """out = activation(alpha · a · b + bias + beta · residual) on the current stream.
+
+        Once it has run it can be captured in a graph.
+
+        Raises:
+            ProblemError, CublasError: as `Cublas.gemm`.
+        """
+        self._cublas.gemm(operands)
+        if self._rest is not None:
+            bias = operands.bias[:, None] if self._bias_down else operands.bias
+            terms = [term for term in (bias, operands.residual) if term is not None]
+            self._rest(operands.out, *terms, operands.beta, operands.out)
+
+
+def _elementwise(epilogue: Epilogue) -> Any:
+    has_bias = epilogue.bias != NONE
+    inputs = ["T product", "T bias" * has_bias, "T residual" * epilogue.residual, "float32 beta"]
+    added = ["float(product)", "float(bias)" * has_bias, "beta * float(residual)" * epilogue.residual]
+    code = f"float x = {' + '.join(filter(None, added))}; out = T({_ACTIVATED[epilogue.activation]});"
+    return driver.cupy().ElementwiseKernel(", ".join(filter(None, inputs)), "T out", code, "cupygemm_unfused")

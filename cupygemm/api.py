@@ -8,24 +8,45 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cupygemm import driver
+from cupygemm import driver, fused
 from cupygemm.bundle import Bundle
 from cupygemm.dispatch import Choice, Dispatcher
 from cupygemm.errors import BundleError, LaunchError
 from cupygemm.fallback import fall_back
+from cupygemm.fused import Terms
 from cupygemm.product import decide, launch, refuse_capture, without_defaults
 from cupygemm.text import count
 
 _dispatcher = Dispatcher()
 
 
-def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
+def matmul(
+    a: Any,
+    b: Any,
+    /,
+    out: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out_dtype: Any = None,
+    **options: Any,
+) -> Any:
     """The matrix product of two CuPy arrays: `cupy.matmul`, run by a tuned kernel where a bundle has one.
 
-    An own kernel runs when the product is one of two float16 or bfloat16 matrices that TMA can read in place, on a
-    Hopper GPU, and a bundle in force (see `use`) has a config for exactly this problem. An operand of one axis is a row
-    or a column, and a stack of matrices times one matrix is one product where its rows are equally far apart.
-    Everything else is `cupy.matmul`'s, with its result and its errors.
+    An own kernel runs when the product is one of two float16 or bfloat16 matrices, or of two stacks of them, that TMA
+    can read in place, on a Hopper GPU, and a bundle in force (see `use`) has a config for it. An operand of one axis is a
+    row or a column, a stack of matrices times one matrix is one product where its rows are equally far apart, and a
+    stack that is broadcast is not copied. Everything else is `cupy.matmul`'s, with its result and its errors.
+
+    With any of `bias`, `activation`, `residual`, `alpha`, `beta` and `out_dtype` it is
+
+        activation(alpha · (a · b) + bias + beta · residual)
+
+    in the same launch, in float32 and rounded once; where no own kernel runs, by cuBLAS, which rounds the product to the
+    operands' dtype, and one kernel more.
 
     Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they have been called
     before. All runs on the device of the operands, also where another is current, on that device's current stream.
@@ -35,14 +56,23 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
         b: [k, n], [k] or […, k, n]; axes before the last two are broadcast.
         out: what is returned, of the result's shape and of any layout; it may overlap the operands. It may have
             another dtype, if NumPy's casting "same_kind" allows it: what it gets is rounded as without it, then cast.
-        **options: of `cupy.matmul`. With dtype=float32, the product of 16-bit operands is left in float32 and never
-            rounded to 16 bits, whatever runs. All others, unless at their defaults, are left to `cupy.matmul`.
+        bias: an array that broadcasts to the result: [n] for each column, [m, 1] for each row. Own kernels take these
+            two, of the result's dtype.
+        activation: "relu", "gelu" (by the error function), "gelu_tanh" (its usual approximation) or "silu".
+        residual: an array that broadcasts to the result; it may be `out` itself. Own kernels take one of the result's
+            shape and dtype.
+        alpha, beta: factors of the product and of the residual.
+        out_dtype: of the result; by default that of `out`, or of the operands.
+        **options: of `cupy.matmul`, without any of the above. With dtype=float32, the product of 16-bit operands is left
+            in float32 and never rounded to 16 bits, whatever runs. All others, unless at their defaults, are left to
+            `cupy.matmul`.
 
     Returns:
-        `out` where it was given, otherwise a new C-contiguous array of the operands' dtype, or float32 if asked for.
+        `out` where it was given, otherwise a new C-contiguous array of the operands' dtype, or of the one asked for.
 
     Raises:
         ValueError, TypeError: as `cupy.matmul`; an operand that is no CuPy array is a TypeError.
+        ProblemError: there is no such activation.
         CaptureError: a CUDA graph is being captured, and this call would compile, needs cuBLAS, or needs an array
             beside `out`.
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
@@ -50,6 +80,10 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
     """
     with _device_of(a, b):
         out, options = _usual(out, options)
+        terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
+        if terms.any():
+            _refuse(options)
+            return fused.multiply(_dispatcher, a, b, out, terms)
         decision = decide(_dispatcher, a, b, out, options)
         if decision.own is not None:
             return launch(decision.own, out)
@@ -57,16 +91,34 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:
         return fall_back(a, b, out, options, decision.posed)
 
 
-def explain(a: Any, b: Any, /, out: Any = None, **options: Any) -> Choice:
-    """What `matmul(a, b, out, **options)` would run, and why; it compiles and loads the kernel, and launches nothing.
+def explain(
+    a: Any,
+    b: Any,
+    /,
+    out: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out_dtype: Any = None,
+    **options: Any,
+) -> Choice:
+    """What `matmul` would run with these arguments, and why; it compiles and loads the kernel, and launches nothing.
 
     Raises:
         CaptureError: a CUDA graph is being captured, and the kernel is not loaded.
-        BundleError: as `matmul`.
+        ValueError, TypeError, ProblemError, BundleError: as `matmul`.
         LaunchError: CuPy is not installed.
     """
     with _device_of(a, b):
-        return decide(_dispatcher, a, b, *_usual(out, options)).choice
+        out, options = _usual(out, options)
+        terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
+        if terms.any():
+            _refuse(options)
+            return fused.decide(_dispatcher, a, b, out, terms)[0]
+        return decide(_dispatcher, a, b, out, options).choice
 
 
 def bundles_in_force() -> list[tuple[str, Bundle]]:
@@ -142,6 +194,11 @@ def _usual(out: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if isinstance(out, tuple) and len(out) == 1:
         (out,) = out
     return out, without_defaults(options) if options else options
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    if options:
+        raise TypeError(f"matmul: {', '.join(sorted(options))}: options of cupy.matmul do not go with an epilogue")
 
 
 def _kind(value: Any) -> str:

@@ -7,6 +7,7 @@ cubin) happens at the first call for a problem on a device, never while a CUDA g
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from cupygemm.bundle import Bundle, Entry
 from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES, OPERAND_DTYPES
+from cupygemm.epilogue import NONE
 from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
 from cupygemm.legality import illegal_reason
 from cupygemm.placement import misaligned_reason, unstorable_reason
 from cupygemm.plan import LoadedKernel, Plan, oversize_reason
 from cupygemm.problem import Problem
+from cupygemm.stacks import Stack
 from cupygemm.text import count
 
 log = logging.getLogger(__name__)
@@ -121,17 +124,19 @@ class Dispatcher:
             self._sources = [source for source in self._in_force() if source is not token]
             self._chosen = {}
 
-    def choose(self, a: Any, b: Any, out: Any = None, out_dtype: str | None = None) -> tuple[Choice, Plan | None]:
+    def choose(
+        self, a: Any, b: Any, out: Any = None, out_dtype: str | None = None, epilogue: str = NONE
+    ) -> tuple[Choice, Plan | None]:
         """What runs a · b, with the plan to launch when it is an own kernel.
 
         Args:
-            a, b, out, out_dtype: as of `problem_of`.
+            a, b, out, out_dtype, epilogue: as of `problem_of`.
 
         Raises:
             CaptureError: a CUDA graph is being captured and the kernel is not loaded yet.
             BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
         """
-        problem = problem_of(a, b, out, out_dtype)
+        problem = problem_of(a, b, out, out_dtype, epilogue)
         if isinstance(problem, str):
             return Choice("cublas", problem), None
         key = (problem, a.device.id)
@@ -268,37 +273,40 @@ def is_capturing() -> bool:
     return stream.ptr != 0 and bool(stream.is_capturing())
 
 
-def problem_of(a: Any, b: Any, out: Any, out_dtype: str | None = None) -> Problem | str:
+def problem_of(a: Any, b: Any, out: Any, out_dtype: str | None = None, epilogue: str = NONE) -> Problem | str:
     """The problem that these arrays pose, or why no kernel of this package computes it.
 
     Args:
-        a: [m, k].
-        b: [k, n].
-        out: [m, n] to write into; None for a new array.
+        a: [m, k], or [batch, m, k].
+        b: [k, n], or [batch, k, n].
+        out: [m, n] or [batch, m, n] to write into; None for a new array.
         out_dtype: of the result; None for the operands'.
+        epilogue: as `Epilogue` writes it.
     """
     ndarray = driver.cupy().ndarray
-    if not isinstance(a, ndarray) or not isinstance(b, ndarray):
+    if not isinstance(a, ndarray | Stack) or not isinstance(b, ndarray | Stack):
         return "an operand is not a CuPy array"
-    if a.ndim != 2 or b.ndim != 2:
-        return f"operands have {a.ndim} and {b.ndim} axes, own kernels take two"
+    if a.ndim != b.ndim or a.ndim not in (2, 3):
+        return f"operands have {a.ndim} and {b.ndim} axes, and are no two matrices or stacks of equal steps"
     dtype = a.dtype.name
     if b.dtype.name != dtype or dtype not in OPERAND_DTYPES:
         return f"operands are {dtype} and {b.dtype.name}, own kernels take two of {' or '.join(OPERAND_DTYPES)}"
-    (m, k), n = a.shape, b.shape[1]
-    if b.shape[0] != k:
+    (m, k), n, batch = a.shape[-2:], b.shape[-1], math.prod(a.shape[:-2])
+    if b.shape[-2] != k or a.shape[:-2] != b.shape[:-2]:
         return f"shapes {a.shape} and {b.shape} do not match"
-    if not (m and n and k):
+    if not (m and n and k and batch):
         return "an extent is zero"
     if a.device != b.device:
         return f"operands are on devices {a.device.id} and {b.device.id}"
     layout = _layout_letter(a) + _layout_letter(b)
     if "?" in layout:
         name, array = ("a", a) if layout[0] == "?" else ("b", b)
-        return f"TMA cannot copy {name}: {misaligned_reason(array, array.strides[0] == array.dtype.itemsize)}"
+        return f"TMA cannot copy {name}: {misaligned_reason(array, array.strides[-2] == array.dtype.itemsize)}"
     out_dtype = out_dtype or dtype
-    reason = None if out is None else unfit_reason(out, a, (m, n), out_dtype)
-    return reason or Problem(m, n, k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout)
+    reason = None if out is None else unfit_reason(out, a, (*a.shape[:-2], m, n), out_dtype)
+    return reason or Problem(
+        m, n, k, batch, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout, epilogue=epilogue
+    )
 
 
 def unposed_reason(problem: Problem) -> str | None:
@@ -324,13 +332,13 @@ def _layout_letter(array: Any) -> str:
     return "t" if misaligned_reason(array, True) is None else "?"
 
 
-def unfit_reason(out: Any, a: Any, shape: tuple[int, int], dtype: str) -> str | None:
+def unfit_reason(out: Any, a: Any, shape: tuple[int, ...], dtype: str) -> str | None:
     """Why an own kernel cannot write a product of this shape and dtype, on the device of `a`, into `out`."""
-    if not isinstance(out, driver.cupy().ndarray) or out.shape != shape or out.dtype.name != dtype:
+    if not isinstance(out, driver.cupy().ndarray | Stack) or out.shape != shape or out.dtype.name != dtype:
         return f"out is not a {dtype} array of shape {shape}"
     if out.device != a.device:
         return f"out is on device {out.device.id}, the operands on {a.device.id}"
     reason = unstorable_reason(out)
-    if reason is None and shape[1] * out.dtype.itemsize % TMA_ALIGNMENT == 0:
+    if reason is None and shape[-1] * out.dtype.itemsize % TMA_ALIGNMENT == 0:
         reason = misaligned_reason(out, False)
     return None if reason is None else f"out cannot be stored to: {reason}"

@@ -86,7 +86,7 @@ def activated(name: str, values: Array, erf: Callable[[Array], Array]) -> Array:
         erf: the error function of the library that the array is of.
     """
     if name == "relu":
-        return values * (values > 0)
+        return np.maximum(values, 0)
     if name == "gelu":
         return 0.5 * values * (1.0 + erf(values / math.sqrt(2.0)))
     if name == "gelu_tanh":
@@ -99,3 +99,20 @@ def activated(name: str, values: Array, erf: Callable[[Array], Array]) -> Array:
 def _times_sigmoid(values: Array, argument: Array) -> Array:
     # 0.5 + tanh / 2 does not overflow, which 1 / (1 + exp) does. NumPy's ufuncs take CuPy arrays too.
     return values * (0.5 + 0.5 * np.tanh(0.5 * argument))
+
+
+def activation_code(name: str, real: str) -> str:
+    """An activation of `x` as a C++ expression.
+
+    Args:
+        name: one of `ACTIVATIONS`.
+        real: the type of `x`: "float" or "double".
+    """
+    f = "f" if real == "float" else ""
+    return {
+        NONE: "x",
+        "relu": f"(x < 0.0{f} ? 0.0{f} : x)",
+        "gelu": f"0.5{f} * x * (1.0{f} + erf{f}(x * 0.7071067811865476{f}))",
+        "gelu_tanh": f"0.5{f} * x * (1.0{f} + tanh{f}(0.7978845608028654{f} * (x + 0.044715{f} * x * x * x)))",
+        "silu": f"x / (1.0{f} + exp{f}(-x))",
+    }[name]

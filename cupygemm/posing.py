@@ -23,6 +23,11 @@ class Posed(NamedTuple):
     shape: tuple[int, ...]
     has_column_axis: bool
 
+    @property
+    def product_shape(self) -> tuple[int, int]:
+        """[m, n]."""
+        return (self.a.shape[0], self.b.shape[1])
+
     def matrix_of(self, out: Any) -> Any:
         """An array of `shape` as a view of [m, n]; None where its rows are not equally far apart.
 

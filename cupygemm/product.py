@@ -13,6 +13,7 @@ from cupygemm.errors import CaptureError
 from cupygemm.fallback import are_arrays, dtype_name, needs_cublas, wants_float32
 from cupygemm.plan import Plan
 from cupygemm.posing import Posed, overlap, pose
+from cupygemm.stacks import PosedStack, pose_stack
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "axes": (None,),
@@ -30,14 +31,14 @@ class Own(NamedTuple):
     """An own kernel for a call.
 
     Attributes:
-        posed: the product as matrices.
+        posed: the product as matrices, or as stacks of them.
         plan: what launches the kernel.
         dtype: of what it writes.
-        target: `out` as [m, n], for it to write into; None for a new array.
+        target: `out` as [m, n] or [batch, m, n], for it to write into; None for a new array.
         detour: why `out`, which is then copied to, is not written into; None where there is none or it is.
     """
 
-    posed: Posed
+    posed: Posed | PosedStack
     plan: Plan
     dtype: np.dtype[Any]
     target: Any = None
@@ -49,7 +50,7 @@ class Decision(NamedTuple):
 
     Attributes:
         choice: which kernel, and why.
-        posed: the product as matrices; None where it cannot be.
+        posed: the product as two matrices; None where it cannot be.
         own: the own kernel; None where CuPy runs.
     """
 
@@ -82,30 +83,31 @@ def decide(dispatcher: Dispatcher, a: Any, b: Any, out: Any, options: dict[str, 
     others = sorted(options.keys() - {"dtype"}) if options else ()
     if others:
         return Decision(Choice("cublas", f"{', '.join(others)}: options of cupy.matmul"))
-    posed = pose(a, b) if are_arrays(a, b) else None
+    matrices = pose(a, b) if are_arrays(a, b) else None
+    posed = pose_stack(a, b) if matrices is None and are_arrays(a, b) else matrices
     if posed is None:
         return Decision(dispatcher.choose(a, b)[0])
     dtype, wanted = a.dtype, None
     if "dtype" in options and dtype_name(options["dtype"]) != dtype.name:
         if not wants_float32(a, b, options["dtype"]):
-            return Decision(Choice("cublas", "dtype: own kernels give the operands', or float32 for 16 bits"), posed)
+            return Decision(Choice("cublas", "dtype: own kernels give the operands', or float32 for 16 bits"), matrices)
         wanted = "float32"
         dtype = np.dtype(wanted)
     choice, plan = dispatcher.choose(posed.a, posed.b, None, wanted)
     if plan is None:
-        return Decision(choice, posed)
+        return Decision(choice, matrices)
     if out is None:
-        return Decision(choice, posed, Own(posed, plan, dtype))
+        return Decision(choice, matrices, Own(posed, plan, dtype))
     reason = _foreign_reason(out, a, posed, dtype) or _widened_reason(out, a, b, dtype)
     if reason is not None:
-        return Decision(Choice("cublas", reason, choice.problem), posed)
-    target, detour = _target(out, a, b, posed, dtype)
+        return Decision(Choice("cublas", reason, choice.problem), matrices)
+    target, detour = target_of(out, a, b, posed, dtype)
     if detour is not None:
         choice = replace(choice, reason=f"{choice.reason}; into a new array, then copied to out: {detour}")
-    return Decision(choice, posed, Own(posed, plan, dtype, target, detour))
+    return Decision(choice, matrices, Own(posed, plan, dtype, target, detour))
 
 
-def _foreign_reason(out: Any, a: Any, posed: Posed, dtype: np.dtype[Any]) -> str | None:
+def _foreign_reason(out: Any, a: Any, posed: Posed | PosedStack, dtype: np.dtype[Any]) -> str | None:
     """Why the result cannot be put into `out`: CuPy says so, or knows a way."""
     if not are_arrays(out):
         return "out is not a CuPy array"
@@ -127,14 +129,14 @@ def _widened_reason(out: Any, a: Any, b: Any, dtype: np.dtype[Any]) -> str | Non
     return None
 
 
-def _target(out: Any, a: Any, b: Any, posed: Posed, dtype: np.dtype[Any]) -> tuple[Any, str | None]:
-    """`out` as [m, n], for a kernel to write into, or None and why it cannot."""
+def target_of(out: Any, a: Any, b: Any, posed: Posed | PosedStack, dtype: np.dtype[Any]) -> tuple[Any, str | None]:
+    """`out` as a kernel is to write into it, or None and why it cannot."""
     if overlap(out, a) or overlap(out, b):
         return None, "it overlaps an operand"
     target = posed.matrix_of(out)
     if target is None:
         return None, "its rows are not equally far apart"
-    reason = unfit_reason(target, posed.a, (posed.a.shape[0], posed.b.shape[1]), dtype.name)
+    reason = unfit_reason(target, posed.a, posed.product_shape, dtype.name)
     return (target, None) if reason is None else (None, reason)
 
 
@@ -157,7 +159,7 @@ def launch(own: Own, out: Any) -> Any:
         if own.detour is not None and is_capturing():
             # The new array would be free for others after this call, and be written to at every replay.
             raise CaptureError(f"a CUDA graph is being captured, and out needs an array beside it: {own.detour}")
-        result = driver.cupy().empty((posed.a.shape[0], posed.b.shape[1]), dtype=own.dtype)
+        result = driver.cupy().empty(posed.product_shape, dtype=own.dtype)
     own.plan(posed.a, posed.b, result)
     if out is None:
         return result if result.shape == posed.shape else result.reshape(posed.shape)

@@ -9,17 +9,9 @@ from typing import Any
 
 from cupygemm import driver
 from cupygemm.cublas import Cublas
-from cupygemm.epilogue import NONE, Epilogue
+from cupygemm.epilogue import NONE, Epilogue, activation_code
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
-
-_ACTIVATED = {
-    NONE: "x",
-    "relu": "x < 0 ? 0.0f : x",
-    "gelu": "0.5f * x * (1.0f + erff(x * 0.70710678f))",
-    "gelu_tanh": "0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)))",
-    "silu": "x / (1.0f + expf(-x))",
-}
 
 
 class Unfused:
@@ -51,5 +43,5 @@ def _elementwise(epilogue: Epilogue) -> Any:
     has_bias = epilogue.bias != NONE
     inputs = ["T product", "T bias" * has_bias, "T residual" * epilogue.residual, "float32 beta"]
     added = ["float(product)", "float(bias)" * has_bias, "beta * float(residual)" * epilogue.residual]
-    code = f"float x = {' + '.join(filter(None, added))}; out = T({_ACTIVATED[epilogue.activation]});"
+    code = f"float x = {' + '.join(filter(None, added))}; out = T({activation_code(epilogue.activation, 'float')});"
     return driver.cupy().ElementwiseKernel(", ".join(filter(None, inputs)), "T out", code, "cupygemm_unfused")

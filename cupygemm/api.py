@@ -37,16 +37,16 @@ def matmul(
     """The matrix product of two CuPy arrays: `cupy.matmul`, run by a tuned kernel where a bundle has one.
 
     An own kernel runs when the product is one of two float16 or bfloat16 matrices, or of two stacks of them, that TMA
-    can read in place, on a Hopper GPU, and a bundle in force (see `use`) has a config for it. An operand of one axis is a
-    row or a column, a stack of matrices times one matrix is one product where its rows are equally far apart, and a
+    can read in place, on a Hopper GPU, and a bundle in force (see `use`) has a config for it. An operand of one axis is
+    a row or a column, a stack of matrices times one matrix is one product where its rows are equally far apart, and a
     stack that is broadcast is not copied. Everything else is `cupy.matmul`'s, with its result and its errors.
 
     With any of `bias`, `activation`, `residual`, `alpha`, `beta` and `out_dtype` it is
 
         activation(alpha · (a · b) + bias + beta · residual)
 
-    in the same launch, in float32 and rounded once; where no own kernel runs, by cuBLAS, which rounds the product to the
-    operands' dtype, and one kernel more.
+    in the same launch, in float32 and rounded once; where no own kernel runs, by cuBLAS, which rounds the product to
+    the operands' dtype, and one kernel more.
 
     Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they have been called
     before. All runs on the device of the operands, also where another is current, on that device's current stream.
@@ -63,9 +63,9 @@ def matmul(
             shape and dtype.
         alpha, beta: factors of the product and of the residual.
         out_dtype: of the result; by default that of `out`, or of the operands.
-        **options: of `cupy.matmul`, without any of the above. With dtype=float32, the product of 16-bit operands is left
-            in float32 and never rounded to 16 bits, whatever runs. All others, unless at their defaults, are left to
-            `cupy.matmul`.
+        **options: of `cupy.matmul`, without any of the above. With dtype=float32, the product of 16-bit operands is
+            left in float32 and never rounded to 16 bits, whatever runs. All others, unless at their defaults, are left
+            to `cupy.matmul`.
 
     Returns:
         `out` where it was given, otherwise a new C-contiguous array of the operands' dtype, or of the one asked for.

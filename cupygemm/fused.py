@@ -1,4 +1,4 @@
-"""`matmul` with an epilogue: in one launch where an own kernel runs, else cuBLAS and one elementwise kernel of CuPy's."""
+"""`matmul` with an epilogue: one launch where an own kernel runs, else cuBLAS and an elementwise kernel of CuPy's."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from cupygemm.results import write_report
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(shapes: tuple[str, ...], dtype: str, path: Path, commit: str | None, output: Path) -> None:
     """Times the bundle's configs for the layouts of SHAPES by turns."""
-    dispatcher = Dispatcher({str(path): Bundle.load(path)})
+    dispatcher = Dispatcher({str(path): Bundle.load(path)}, even_slower=True)
     summary = {shape: _ratios(shape, dtype, dispatcher) for shape in shapes}
     for shape, found in summary.items():
         click.echo(f"{shape}: {', '.join(f'{name} {value}' for name, value in found.items())}")

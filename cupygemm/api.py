@@ -10,7 +10,8 @@ from typing import Any
 
 from cupygemm import driver, fused
 from cupygemm.bundle import Bundle
-from cupygemm.dispatch import Choice, Dispatcher
+from cupygemm.choice import Choice
+from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, LaunchError
 from cupygemm.fallback import fall_back
 from cupygemm.fused import Terms

@@ -10,86 +10,31 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from cupygemm import compiler, driver, settings
+from cupygemm import compiler, driver
 from cupygemm.bundle import Bundle, Entry
+from cupygemm.choice import Choice
 from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec
+from cupygemm.defaults import default_config
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES, OPERAND_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
+from cupygemm.in_force import InForce, Source
 from cupygemm.legality import illegal_reason
 from cupygemm.placement import misaligned_reason, unstorable_reason
 from cupygemm.plan import LoadedKernel, Plan, oversize_reason
 from cupygemm.problem import Problem
 from cupygemm.stacks import Stack
-from cupygemm.text import count
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Choice:
-    """What would run a product, and why.
-
-    Attributes:
-        kernel: "own" or "cublas".
-        reason: one line for a person.
-        problem: the product as cupygemm sees it; None where it is none of its kind.
-        config: the config that would run; None for cuBLAS.
-        bundle: where the config comes from.
-        entry: its entry there, with the times that it was chosen for.
-    """
-
-    kernel: str
-    reason: str
-    problem: Problem | None = None
-    config: KernelConfig | None = None
-    bundle: str | None = None
-    entry: Entry | None = None
-
-    def __str__(self) -> str:
-        what = "the operands" if self.problem is None else str(self.problem)
-        lines = [
-            f"{what}: {'own kernel' if self.kernel == 'own' else 'cupy.matmul (cuBLAS)'}",
-            f"  because {self.reason}",
-        ]
-        if self.problem is not None:
-            lines.append(f"  {_layout_words(self.problem.layout)}")
-        if self.config is not None:
-            lines.append("  " + " ".join(f"{name}={value}" for name, value in self.config.to_dict().items()))
-        if self.entry is not None:
-            lines += [f"  {line}" for line in _entry_words(self.entry)]
-        return "\n".join(lines)
-
-
-def _layout_words(layout: str) -> str:
-    stored = {"n": "stored row-major", "t": "stored transposed"}
-    return f"layout {layout}: A {stored[layout[0]]}, B {stored[layout[1]]}"
-
-
-def _entry_words(entry: Entry) -> Iterator[str]:
-    """What was measured of an entry's config, and how it was found."""
-    measured, search = entry.measured, entry.search
-    facts = [f"{measured.us:.2f} µs a launch"]
-    if measured.speedup is not None:
-        facts.append(f"{measured.speedup:.3f}× cuBLAS")
-    if measured.registers is not None:
-        facts.append(f"{measured.registers} registers a thread at launch")
-    if measured.spill_bytes:
-        facts.append(f"{measured.spill_bytes} bytes spilled a thread")
-    yield f"measured: {', '.join(facts)}"
-    yield f"found by {search.strategy}, {count(search.evaluations, 'evaluation')}"
-
-
-@dataclass(frozen=True, eq=False)
-class _Source:
-    name: str
-    bundle: Bundle
+Make = Callable[[KernelConfig], Plan | None]
+"""Makes a plan with a config, or nothing where it is only asked whether it could; raises one of `_UNUSABLE`."""
+_UNUSABLE = (CompileError, ConfigError, LaunchError, ProblemError)
 
 
 class Dispatcher:
@@ -98,30 +43,31 @@ class Dispatcher:
     Safe from several threads: plans are made under a lock and read without one.
     """
 
-    def __init__(self, only: Mapping[str, Bundle] | None = None) -> None:
+    def __init__(self, only: Mapping[str, Bundle] | None = None, even_slower: bool = False) -> None:
         """Nothing is read or compiled yet.
 
         Args:
-            only: bundles by name, the first one asked first, in place of the one that CUPYGEMM_BUNDLE names.
+            only: bundles by name, the first one asked first, in place of the environment's and the shipped one.
+            even_slower: whether a config runs that was measured to be slower than cuBLAS: for measuring it again.
         """
         self._lock = threading.RLock()
-        self._sources = None if only is None else [_Source(name, bundle) for name, bundle in only.items()]
+        self._in_force = InForce(only)
+        self._even_slower = even_slower
         self._chosen: dict[tuple[Problem, int], tuple[Choice, Plan | None]] = {}
         self._loaded: dict[tuple[KernelSpec, KernelConfig, int], LoadedKernel | CupygemmError] = {}
-        self._warned: set[str] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def push(self, bundle: Bundle, name: str) -> object:
         """Puts a bundle before those in force; gives a token for `remove`."""
-        source = _Source(name, bundle)
         with self._lock:
-            self._sources = [source, *self._in_force()]
+            source = self._in_force.push(bundle, name)
             self._chosen = {}
         return source
 
     def remove(self, token: object) -> None:
         """Takes a bundle out again; one that is no longer in force is ignored."""
         with self._lock:
-            self._sources = [source for source in self._in_force() if source is not token]
+            self._in_force.remove(token)
             self._chosen = {}
 
     def choose(
@@ -163,16 +109,18 @@ class Dispatcher:
             BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
         """
         with self._lock:
-            return [(source.name, source.bundle) for source in self._in_force()]
+            return [(source.name, source.bundle) for source in self._in_force.sources()]
 
     def problems(self) -> list[Problem]:
-        """What the bundles in force have entries for, those of the newest bundle first.
+        """What the bundles in force have entries for, those of the newest first; the shipped one counts if alone.
 
         Raises:
             BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
         """
-        entries = [entry for _, bundle in self.bundles() for entry in bundle.entries]
-        return list(dict.fromkeys(entry.problem for entry in entries))
+        with self._lock:
+            sources = self._in_force.sources()
+        named = [source for source in sources if not source.ships] or sources
+        return list(dict.fromkeys(entry.problem for source in named for entry in source.bundle.entries))
 
     def choose_on(self, problem: Problem, device: DeviceSpec) -> Choice:
         """What would run a problem on a GPU that need not be here: nothing is compiled or loaded.
@@ -181,57 +129,90 @@ class Dispatcher:
             BundleError: as `choose`.
         """
 
-        def check(entry: Entry) -> None:
-            reason = oversize_reason(problem) or illegal_reason(entry.config, KernelSpec.of(problem), device)
-            if reason is not None:
-                raise ConfigError(reason)
-
         with self._lock:
-            return self._first_that_works(problem, device, check)[0]
+            return self._first_that_works(problem, device, lambda config: _refuse_illegal(problem, config, device))[0]
 
     def _prepare(self, problem: Problem, index: int) -> tuple[Choice, Plan | None]:
-        def make(entry: Entry) -> Plan:
-            return Plan(problem, self._load(problem, entry.config, index))
+        def make(config: KernelConfig) -> Plan:
+            return Plan(problem, self._load(problem, config, index))
 
         return self._first_that_works(problem, driver.device_spec(index), make)
 
-    def _first_that_works(
-        self, problem: Problem, device: DeviceSpec, make: Callable[[Entry], Plan | None]
-    ) -> tuple[Choice, Plan | None]:
-        """The first entry that `make` raises nothing on, with what it makes of it."""
+    def _first_that_works(self, problem: Problem, device: DeviceSpec, make: Make) -> tuple[Choice, Plan | None]:
+        """What the first entry comes to that can run, with what `make` makes of it; it raises where one cannot."""
         if not device.is_hopper:
             return Choice("cublas", f"{device.name} is not a Hopper GPU", problem), None
         passed_over: list[str] = []
-        for source, entry in self._entries(problem, device):
-            reason = source.bundle.mismatch(device, compiler.source_digest())
+        for source, entry in self._in_force.entries(problem, device):
+            # What is measured of a stack is no way that CuPy goes, which is far slower.
+            loses = entry.is_slower and not self._even_slower and problem.batch == 1
+            reason = source.bundle.mismatch(device)
             if reason is None:
+                plan = None
                 try:
-                    plan = make(entry)
-                except (CompileError, ConfigError, LaunchError, ProblemError) as error:
+                    if loses:
+                        _refuse_illegal(problem, entry.config, device)
+                    else:
+                        plan = make(entry.config)
+                except _UNUSABLE as error:
                     reason = str(error)
                 else:
-                    why = f"{source.name} has a config for it{self._told_where(source, device)}"
-                    return Choice("own", why, problem, entry.config, source.name, entry), plan
+                    return self._decided(source, entry, device, loses), plan
             passed_over.append(f"the entry of {source.name} is skipped: {reason}")
             log.warning("%s: %s", problem, passed_over[-1])
+        for why, config, name in self._stand_ins(problem, device):
+            try:
+                return Choice("own", why, problem, config, name), make(config)
+            except _UNUSABLE as error:
+                passed_over.append(f"{why}, but {error}")
         return Choice("cublas", "; ".join(passed_over) or "no bundle in force has a config for it", problem), None
 
-    def _entries(self, problem: Problem, device: DeviceSpec) -> list[tuple[_Source, Entry]]:
-        """The entries for a problem: those measured on this very GPU first, then those of the newest bundle."""
-        found = [(source, source.bundle.entry(problem)) for source in self._in_force()]
-        known = [(source, entry) for source, entry in found if entry is not None]
-        return sorted(known, key=lambda pair: pair[0].bundle.elsewhere(device) is not None)
+    def _stand_ins(self, problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, KernelConfig, str | None]]:
+        """Configs that nobody has measured for a problem of a stack or with an epilogue, why, and their bundles.
 
-    def _told_where(self, source: _Source, device: DeviceSpec) -> str:
-        """What to add where a bundle is of another GPU, which is also logged once."""
+        Those of the same product by itself, then for a stack a default, since CuPy would widen stacks to float32.
+        """
+        for alike in dict.fromkeys(
+            replace(problem, epilogue=epilogue, out_dtype=out_dtype, batch=batch)
+            for epilogue in (problem.epilogue, NONE)
+            for out_dtype in (problem.out_dtype, problem.a_dtype)
+            for batch in (problem.batch, 1)
+            if problem.batch > 1 or problem.epilogue != NONE
+        ):
+            if alike != problem:
+                for source, entry in self._in_force.entries(alike, device):
+                    if source.bundle.mismatch(device) is None and (problem.batch > 1 or not entry.is_slower):
+                        why = f"{source.name} has a config for {alike}{self._remarks(source, entry, device)}"
+                        yield why, entry.config, source.name
+        if problem.batch > 1:
+            config = default_config(problem, device)
+            if config is not None:
+                yield "no bundle in force has a config for it, and this is the one for stacks of its size", config, None
+
+    def _decided(self, source: Source, entry: Entry, device: DeviceSpec, loses: bool) -> Choice:
+        """The choice that an entry comes to: its config, or cuBLAS where it was measured to lose."""
+        remarks = self._remarks(source, entry, device)
+        if loses:
+            why = f"{source.name} has measured cuBLAS to be faster: {_figures(entry)}{remarks}"
+            return Choice("cublas", why, entry.problem, None, source.name, entry)
+        why = f"{source.name} has a config for it{remarks}"
+        return Choice("own", why, entry.problem, entry.config, source.name, entry)
+
+    def _remarks(self, source: Source, entry: Entry, device: DeviceSpec) -> str:
+        """What to add where an entry is of another GPU or of other kernel sources; logged too, once a bundle."""
         elsewhere = source.bundle.elsewhere(device)
-        if elsewhere is None:
-            return ""
-        warning = f"{source.name} was {elsewhere}"
-        if warning not in self._warned:
-            self._warned.add(warning)
-            log.warning("%s", warning)
-        return f", {elsewhere}"
+        outdated = source.bundle.outdated(entry, compiler.source_digest())
+        if elsewhere is not None:
+            self._log_once(source, elsewhere, logging.WARNING, elsewhere)
+        if outdated is not None:
+            # Of the shipped bundle this is nothing that its user could mend.
+            self._log_once(source, "sources", logging.DEBUG if source.ships else logging.WARNING, outdated)
+        return "".join(f", {remark}" for remark in (elsewhere, outdated) if remark is not None)
+
+    def _log_once(self, source: Source, kind: str, level: int, remark: str) -> None:
+        if (source.name, kind) not in self._logged:
+            self._logged.add((source.name, kind))
+            log.log(level, "%s was %s", source.name, remark)
 
     def _load(self, problem: Problem, config: KernelConfig, index: int) -> LoadedKernel:
         spec = KernelSpec.of(problem)
@@ -248,11 +229,19 @@ class Dispatcher:
             raise kernel
         return kernel
 
-    def _in_force(self) -> list[_Source]:
-        if self._sources is None:
-            path = settings.bundle_path()
-            self._sources = [] if path is None else [_Source(str(path), Bundle.load(Path(path)))]
-        return self._sources
+
+def _refuse_illegal(problem: Problem, config: KernelConfig, device: DeviceSpec) -> None:
+    """Raises ConfigError where a GPU cannot run the config of a problem."""
+    reason = oversize_reason(problem) or illegal_reason(config, KernelSpec.of(problem), device)
+    if reason is not None:
+        raise ConfigError(reason)
+
+
+def _figures(entry: Entry) -> str:
+    """The times of an entry that lost."""
+    measured = entry.measured
+    cublas = "" if measured.cublas_us is None else f" to its {measured.cublas_us:.2f}"
+    return f"{measured.us:.2f} µs{cublas}, a speedup of {entry.speedup:.3f}"
 
 
 def _try_loading(spec: KernelSpec, config: KernelConfig, index: int) -> LoadedKernel | CupygemmError:

@@ -12,18 +12,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import metadata, util
 from pathlib import Path
 
 from cupygemm import __version__, compiler, driver, kernel_source, settings, telemetry
 from cupygemm.atomic import check_writable
-from cupygemm.bundle import Bundle, gpu_words
-from cupygemm.bundle_check import findings
+from cupygemm.bundle import gpu_words
+from cupygemm.bundle_fit import check_bundles
+from cupygemm.checks import Check, State
 from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.errors import BundleError, CompileError
+from cupygemm.errors import CompileError
 from cupygemm.problem import Problem
-from cupygemm.text import count, one_line
+from cupygemm.text import one_line
 
 LOW_SPACE_BYTES = 200 * 1024 * 1024
 """Free space below which a folder is worth a word: some thousand compiled kernels."""
@@ -33,32 +33,6 @@ SAMPLE = KernelSpec.of(Problem(64, 64, 64)), KernelConfig(64, 16, 64, 2, 1, Fals
 """What is compiled to see whether compiling works: small, but with TMA, WGMMA and setmaxnreg in it."""
 
 _WHEEL = re.compile(r"cupy(?:-cuda(\d+)x|-rocm-.*)?")
-
-
-class State(StrEnum):
-    """How a check ended."""
-
-    OK = "ok"
-    WARNING = "warning"  # works, and not as well as it could
-    PROBLEM = "problem"  # broken: something that this machine should do, it does not
-    ABSENT = "not here"  # not broken: there is nothing to check
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: what.
-        state: how it is.
-        found: what was found, one line.
-        remedy: what to do about it; empty where nothing is to be done.
-    """
-
-    name: str
-    state: State
-    found: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,7 +70,7 @@ def examine(search_packages: Sequence[str]) -> list[Check]:
         ("GPU", lambda: _check_gpus(machine)),
         ("cache folder", lambda: _check_folder("cache folder", settings.cache_dir(), "CUPYGEMM_CACHE_DIR")),
         ("data folder", lambda: _check_folder("data folder", settings.data_dir(), "CUPYGEMM_DATA_DIR")),
-        ("bundle", _check_bundle),
+        ("bundle", check_bundles),
         ("search", lambda: _check_search(search_packages)),
         ("tools", _check_tools),
     )
@@ -277,43 +251,6 @@ def _check_folder(name: str, folder: Path, variable: str) -> Iterator[Check]:
     low = free < LOW_SPACE_BYTES
     remedy = f"make room, or name another with {variable}" if low else ""
     yield Check(name, State.WARNING if low else State.OK, f"{folder}, {free / 1e9:.1f} GB free", remedy)
-
-
-def _check_bundle() -> Iterator[Check]:
-    path, name = settings.bundle_path(), "bundle"
-    if path is None:
-        remedy = "CUPYGEMM_BUNDLE or cupygemm.use names one, cupygemm tune makes one"
-        yield Check(name, State.ABSENT, "none from the start: matmul runs cuBLAS", remedy)
-        return
-    try:
-        bundle = Bundle.load(path)
-    except BundleError as error:
-        yield Check(name, State.PROBLEM, one_line(error), "make it anew with cupygemm tune, or unset CUPYGEMM_BUNDLE")
-        return
-    found = f"{path}: {count(len(bundle.entries), 'entry', 'entries')} of {bundle.device}"
-    yield _fit_of(bundle, found)
-    wrong = findings(bundle)
-    if wrong:
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        yield Check(name, State.WARNING, wrong[0] + more, f"cupygemm bundle validate {path} lists all")
-
-
-def _fit_of(bundle: Bundle, found: str) -> Check:
-    """Whether a bundle's entries are used on the Hopper GPUs here, or anywhere where there is none."""
-    digest = compiler.source_digest()
-    hoppers = [driver.device_spec(index) for index in driver.hopper_devices()]
-    if bundle.tool.source_digest != digest:
-        remedy = "its entries are skipped: tune again with cupygemm tune"
-        return Check("bundle", State.PROBLEM, f"{found}, made for other kernel sources", remedy)
-    for spec in hoppers:
-        mismatch, elsewhere = bundle.mismatch(spec, digest), bundle.elsewhere(spec)
-        if mismatch is not None:
-            return Check("bundle", State.PROBLEM, f"{found}: {mismatch}", "tune here with cupygemm tune")
-        if elsewhere is not None:
-            return Check(
-                "bundle", State.WARNING, f"{found}, used on {gpu_words(spec)}", "cupygemm tune may find faster"
-            )
-    return Check("bundle", State.OK, found)
 
 
 def _check_search(packages: Sequence[str]) -> Iterator[Check]:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupygemm import driver
-from cupygemm.dispatch import Choice, Dispatcher
+from cupygemm.choice import Choice
+from cupygemm.dispatch import Dispatcher
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import ACTIVATIONS, NONE, Epilogue, activation_code
 from cupygemm.errors import ProblemError

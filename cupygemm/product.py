@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupygemm import driver
-from cupygemm.dispatch import Choice, Dispatcher, is_capturing, unfit_reason
+from cupygemm.choice import Choice
+from cupygemm.dispatch import Dispatcher, is_capturing, unfit_reason
 from cupygemm.errors import CaptureError
 from cupygemm.fallback import are_arrays, dtype_name, needs_cublas, wants_float32
 from cupygemm.plan import Plan

@@ -2,7 +2,7 @@
 
 CUPYGEMM_CACHE_DIR   where compiled kernels are kept (default: the user's cache folder)
 CUPYGEMM_DATA_DIR    where the trial store is kept (default: the user's data folder)
-CUPYGEMM_BUNDLE      a YAML bundle that `matmul` uses from the start
+CUPYGEMM_BUNDLE      a YAML bundle that `matmul` asks before the shipped one; "none" for neither
 CUPYGEMM_COMMIT      the commit that recorded results name, where there is no git history
 
 docs/environment.md tells more of them, and of those that only tests read.
@@ -14,6 +14,9 @@ import os
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
+
+NO_BUNDLE = "none"
+"""What CUPYGEMM_BUNDLE says where not even the shipped bundle is wanted; a file of that name is written ./none."""
 
 _OTHERS = ("CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUPY_ACCELERATORS", "CUPY_CACHE_DIR", "CUPY_TF32")
 """What else decides what is found and what runs here."""
@@ -39,7 +42,12 @@ def data_dir() -> Path:
 def bundle_path() -> Path | None:
     """The bundle named by the environment, if any."""
     path = os.environ.get("CUPYGEMM_BUNDLE")
-    return Path(path) if path else None
+    return Path(path) if path and path != NO_BUNDLE else None
+
+
+def shipped_in_force() -> bool:
+    """Whether the bundle of the package is asked."""
+    return os.environ.get("CUPYGEMM_BUNDLE") != NO_BUNDLE
 
 
 def commit() -> str | None:

@@ -40,7 +40,6 @@ class BundleFile:
 
     Attributes:
         path: where it is, or will be.
-        replaces: whether there are entries measured with other kernel sources, which the new one replaces.
     """
 
     def __init__(self, path: Path, target: Target) -> None:
@@ -53,10 +52,16 @@ class BundleFile:
         self.path = path
         self._target = target
         check_writable(path)
-        self.replaces = path.exists() and self._read() is None
+        self._read()
+
+    def replaces(self, problem: Problem) -> bool:
+        """Whether the entry for a problem was measured with other kernel sources, and gives way to any new one."""
+        bundle = self._read()
+        before = None if bundle is None else bundle.entry(problem)
+        return bundle is not None and before is not None and self._gives_way(bundle, before)
 
     def add(self, best: Record, search: SearchInfo) -> Saved:
-        """Puts the entry in unless the one for the same problem is better.
+        """Puts the entry in unless the one for the same problem is better and of the same kernel sources.
 
         The file is locked and read again: others may have added to it during the search.
 
@@ -73,15 +78,21 @@ class BundleFile:
     def _merge(self, entry: Entry) -> Saved:
         bundle = self._read()
         before = None if bundle is None else bundle.entry(entry.problem)
-        if before is not None and not entry.beats(before):
+        is_kept = bundle is not None and before is not None and not self._gives_way(bundle, before)
+        if before is not None and is_kept and not entry.beats(before):
             return Saved(self.path, "kept", before)
         device = BundleDevice.of(self._target.device, self._target.provenance)
         new = new_bundle(device, self._target.source_digest, [entry])
         (new if bundle is None else bundle.merged(new)).save(self.path)
         return Saved(self.path, "added" if before is None else "replaced", before)
 
+    def _gives_way(self, bundle: Bundle, before: Entry) -> bool:
+        """Whether an entry's times are of other kernel sources than those that were measured now, on a GPU."""
+        measured_now = self._target.recorded is None
+        return measured_now and bundle.outdated(before, self._target.source_digest) is not None
+
     def _read(self) -> Bundle | None:
-        """What the new entry joins: None where there is no file, or one whose entries are of other kernel sources."""
+        """What the new entry joins; None where there is no file."""
         if not self.path.exists():
             return None
         bundle = Bundle.load(self.path)
@@ -89,7 +100,7 @@ class BundleFile:
         if difference is not None:
             there = bundle.device.name
             raise BundleError(f"{self.path}: holds configs of {there}: {difference}: write to another file")
-        return bundle if bundle.tool.source_digest == self._target.source_digest else None
+        return bundle
 
     def _entry(self, best: Record, search: SearchInfo) -> Entry:
         target = self._target

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import api, compiler
+from cupygemm import api, compiler, settings
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200, DeviceSpec
@@ -22,11 +22,11 @@ PROBLEM = Problem(24, 40, 16)
 
 
 def fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """A fake GPU for `matmul`, with no bundle in force and nothing loaded."""
+    """A fake GPU for `matmul`, with no bundle in force, the shipped one neither, and nothing loaded."""
     gpu = FakeGpu()
     gpu.install(monkeypatch)
     monkeypatch.setattr(api, "_dispatcher", Dispatcher())
-    monkeypatch.delenv("CUPYGEMM_BUNDLE", raising=False)
+    monkeypatch.setenv("CUPYGEMM_BUNDLE", settings.NO_BUNDLE)
     return gpu
 
 

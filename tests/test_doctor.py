@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from cupygemm import cli, compiler, doctor, driver, settings, telemetry
+from cupygemm.checks import Check, State
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.doctor import Check, State
 from cupygemm.errors import CompileError, LaunchError
 from cupygemm.telemetry import Condition
 from tests.fake_products import PROBLEM, bundle_of

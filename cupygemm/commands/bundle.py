@@ -20,18 +20,20 @@ def bundle_group() -> None:
 
 
 @bundle_group.command("show")
-@click.argument("path", type=PATH)
+@click.argument("path", required=False, type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def bundle_show(path: Path, as_json: bool) -> None:
-    """Print what a bundle holds."""
+def bundle_show(path: Path | None, as_json: bool) -> None:
+    """Print what a bundle holds; without a PATH the shipped one."""
     from cupygemm.bundle import Bundle
     from cupygemm.bundle_check import findings
     from cupygemm.commands import bundle_view
+    from cupygemm.in_force import shipped_bundle
+    from cupygemm.kernel_source import source_digest
 
-    bundle = Bundle.load(path)
-    for line in [bundle_view.as_json(bundle)] if as_json else bundle_view.lines(bundle):
+    bundle = shipped_bundle() if path is None else Bundle.load(path)
+    for line in [bundle_view.as_json(bundle)] if as_json else bundle_view.lines(bundle, source_digest()):
         click.echo(line)
-    if wrong := len(findings(bundle)):
+    if path is not None and (wrong := len(findings(bundle))):
         click.echo(f"{count(wrong, 'thing')} wrong with it: `cupygemm bundle validate {path}` says what", err=True)
 
 
@@ -49,16 +51,20 @@ def bundle_validate(path: Path) -> None:
         more = [f"and {len(found) - MOST_FINDINGS} more"] if len(found) > MOST_FINDINGS else []
         raise BundleError(f"{path}: {'; '.join(found[:MOST_FINDINGS] + more)}")
     click.echo(f"{path}: valid, {count(len(bundle.entries), 'entry', 'entries')}")
-    if bundle.tool.source_digest != source_digest():
-        here, there = source_digest(), bundle.tool.source_digest
-        click.echo(f"not used by this version: it is for kernel sources {there}, and here are {here}", err=True)
+    outdated = [entry for entry in bundle.entries if bundle.outdated(entry, source_digest())]
+    if outdated:
+        click.echo(
+            f"{count(len(outdated), 'entry', 'entries')} measured with other kernel sources than those here: "
+            "used all the same, and `cupygemm tune` measures anew",
+            err=True,
+        )
 
 
 @bundle_group.command("merge")
 @click.argument("paths", metavar="BUNDLE...", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, help="Bundle to write.")
 def bundle_merge(paths: tuple[Path, ...], output: Path) -> None:
-    """Join bundles of one device and one version of the kernels; of two entries for a problem the better stays."""
+    """Join bundles of one device; of two entries for a problem the better stays, by its speedup over cuBLAS."""
     from cupygemm.bundle import Bundle, merged_all
 
     bundle = merged_all({path: Bundle.load(path) for path in paths})

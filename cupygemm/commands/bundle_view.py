@@ -14,14 +14,23 @@ WIDTH = 100
 """Columns after which the lines of an entry are broken, between values."""
 
 
-def lines(bundle: Bundle) -> Iterator[str]:
-    """Where the bundle comes from, then a block an entry: its problem, and key=value pairs."""
+def lines(bundle: Bundle, source_digest: str) -> Iterator[str]:
+    """Where the bundle comes from, then a block an entry: its problem, what `matmul` makes of it, key=value pairs.
+
+    Args:
+        source_digest: of the kernel's sources at hand.
+    """
     device, tool = bundle.device, bundle.tool
     yield printable(f"{device.name}, {device.sm_count} SMs, created {bundle.created}")
     yield printable(f"cupygemm {tool.version}, kernel sources {tool.source_digest}")
     for entry in bundle.entries:
         yield ""
         yield str(entry.problem)
+        if entry.is_slower:
+            yield "  slower than cuBLAS, which matmul therefore runs"
+        outdated = bundle.outdated(entry, source_digest)
+        if outdated is not None:
+            yield from wrap(printable(outdated), WIDTH, initial_indent="  ", subsequent_indent="  ")
         for pairs in (_times(entry), _search(entry), entry.config.to_dict()):
             yield from _block(pairs)
 

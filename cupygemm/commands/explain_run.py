@@ -10,12 +10,13 @@ from typing import Any
 
 import click
 
-from cupygemm import driver, settings
+from cupygemm import driver
 from cupygemm.bundle import Bundle, gpu_words
 from cupygemm.bundle_check import spec_of
+from cupygemm.choice import Choice
 from cupygemm.config import KernelSpec, shared_bytes
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Choice, Dispatcher, unposed_reason
+from cupygemm.dispatch import Dispatcher, unposed_reason
 from cupygemm.problem import Problem
 from cupygemm.text import printable
 
@@ -39,26 +40,25 @@ def run_explain(problem: Problem, bundle: Path | None, as_json: bool) -> None:
     """Says what `matmul` would run for a problem whose operands lie without gaps.
 
     Args:
-        bundle: whose configs; None for the bundle that CUPYGEMM_BUNDLE names.
+        bundle: whose configs; None for the bundles in force.
 
     Raises:
         BundleError: the bundle cannot be read.
     """
-    answer = explain_problem(problem, bundle or settings.bundle_path())
+    answer = explain_problem(problem, bundle)
     for line in [json.dumps(_as_dict(answer))] if as_json else _lines(answer):
         click.echo(line)
 
 
 def explain_problem(problem: Problem, path: Path | None) -> Answer:
-    """The answer for the first GPU of this machine, or for the one that the bundle was measured on.
+    """The answer for the first GPU of this machine, or for the one that the first bundle was measured on.
 
     Raises:
         BundleError: the bundle cannot be read.
     """
-    bundles = {} if path is None else {str(path): Bundle.load(path)}
-    dispatcher = Dispatcher(bundles)
+    dispatcher = Dispatcher(None if path is None else {str(path): Bundle.load(path)})
     index = next(iter(driver.hopper_devices() or driver.devices()), None)
-    measured_on = [spec_of(bundle.device) for bundle in bundles.values()]
+    measured_on = [spec_of(bundle.device) for _, bundle in dispatcher.bundles()]
     device = driver.device_spec(index) if index is not None else (measured_on or [H200])[0]
     unposed = unposed_reason(problem)
     if unposed is not None:

@@ -88,8 +88,8 @@ def _open_target(request: TuneRequest) -> Target:
 
 def _tune(request: TuneRequest, target: Target) -> None:
     output = None if request.output is None else BundleFile(request.output, target)
-    if output is not None and output.replaces:
-        _warn(f"{output.path}: its entries are of other kernel sources and will be replaced")
+    if output is not None and output.replaces(request.problem):
+        _warn(f"{output.path}: its entry for {request.problem} is of other kernel sources and will be replaced")
     seeded = request.strategy in SEEDED and not request.cold
     replayed = target.recorded is not None
     start = seeds(request.problem, target.device, request.tables, replayed) if seeded else ()

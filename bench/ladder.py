@@ -3,8 +3,8 @@
     python bench/ladder.py headline squares -o bench/results/ladder.json --bundle tuned.yaml
 
 docs/ladder.md and docs/small.md say what each step of bench/steps.py was expected to do; the steps of grid_sample are
-guesses. The fastest step of a problem goes into the bundle: by turns, or with --sustained by the geometric mean of both
-ways of measuring.
+guesses, of which the fastest alone gets rows. The fastest step of a problem goes into the bundle: by turns, or with
+--sustained by the geometric mean of both ways of measuring.
 """
 
 from __future__ import annotations
@@ -91,12 +91,13 @@ def main(
                 launches = fastest(bench, launches, most)
             for mode in (ROTATED, SUSTAINED) if sustained else (ROTATED,):
                 for row in _measure(bench, steps, launches, errors, mode, dependent):
-                    rows.append(row)
                     found.setdefault(row["step"], []).append(row)
                     click.echo(f"{problem} {mode} {row['step']}: {_ratio(row):.3f} of cuBLAS")
-                write_results(output, times_document(output.stem, command, facts, rows, failures=failures))
-            if bundle_path is not None and found:
-                best = max(found.values(), key=lambda each: prod(map(_ratio, each)))
+            best = max(found.values(), key=lambda each: prod(map(_ratio, each)), default=[])
+            kept = found.values() if most is None else [best]
+            rows += sorted((row for each in kept for row in each), key=lambda row: str(row["mode"]))
+            write_results(output, times_document(output.stem, command, facts, rows, failures=failures))
+            if bundle_path is not None and best:
                 _keep(bundle_path, _entry(problem, best[0], tried, facts), facts)
     if failures:
         sys.exit(1)

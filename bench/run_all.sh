@@ -49,7 +49,7 @@ for suite in headline squares; do
     timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json" \
         --mode rotated --mode resident --mode sustained
 done
-for suite in short_k ragged layouts recorded $small_suites; do
+for suite in short_k ragged layouts $small_suites; do
     timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json"
 done
 timeout 240 "$python" -m cupygemm bench grid_sample --bundle "$out/tuned.yaml" -o "$out/grid_sample.json" --mode rotated

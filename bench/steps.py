@@ -14,14 +14,16 @@ TALL = TURNS.swapped(block_m=192, stages=4)
 PROMOTED = {"l2_promotion": 128}
 STREAMED = {"keep_out": -1}
 
-# Small products: one consumer, or two of 64 rows each, and as many stages as fit.
-SQUARE = KernelConfig(64, 64, 64, 12, 1, False, 1, 1, True, 1, 40, 1, 1)
+# Small products: one consumer, or two of 64 rows each, and as many stages as fit. Tiles that share columns of B come one
+# after the other.
+SQUARE = KernelConfig(64, 64, 64, 12, 1, False, 1, 1, True, 4, 40, 1, 1, l2_promotion=128)
 TIPPED = SQUARE.swapped(block_m=128, stages=8, consumers=2)
 BROAD = SQUARE.swapped(block_n=128, stages=8)
+BROAD_TURNS = BROAD.swapped(consumers=2, ping_pong=True, store_stages=2)
 LARGER = TIPPED.swapped(block_n=128, stages=6)
 DIRECT = {"store_stages": 0}
-ONCE_B = {"keep_b": -1, **PROMOTED}
-ONCE_A = {"keep_a": -1, **PROMOTED}
+ONCE_B = {"keep_b": -1}
+ONCE_A = {"keep_a": -1}
 
 STEPS: dict[str, Steps] = {
     "headline": {
@@ -73,15 +75,18 @@ STEPS: dict[str, Steps] = {
     },
     "small": {
         "64x64": SQUARE,
+        "64x64, group 1": SQUARE.swapped(group=1),
+        "64x64, stages of 128": SQUARE.swapped(block_k=128, stages=6),
         "64x64, 2 stages prefetched": SQUARE.swapped(prefetch=2),
         "64x64, stored from registers": SQUARE.swapped(**DIRECT),
         "64x64, 2 shares of K": SQUARE.swapped(cluster_k=2),
+        "64x32": SQUARE.swapped(block_n=32),
         "128x64": TIPPED,
-        "128x64, group 4": TIPPED.swapped(group=4),
         "128x64, cluster 1x2": TIPPED.swapped(cluster_n=2),
         "128x64, 3 store buffers": TIPPED.swapped(stages=7, store_stages=3),
         "64x128": BROAD,
-        "64x128, group 4": BROAD.swapped(group=4),
+        "64x128 by turns": BROAD_TURNS,
+        "64x128 by turns, group 8": BROAD_TURNS.swapped(group=8),
         "128x128": LARGER,
         "128x128, 2 shares of K": LARGER.swapped(cluster_k=2, stages=5),
     },
@@ -95,27 +100,38 @@ STEPS: dict[str, Steps] = {
         "64x64, 8 shares of K, 2 stages prefetched": SQUARE.swapped(cluster_k=8, prefetch=2, **DIRECT),
         "64x32, 8 shares of K, 2 stages prefetched": SQUARE.swapped(block_n=32, cluster_k=8, prefetch=2, **DIRECT),
         "64x16, 8 shares of K, 2 stages prefetched": SQUARE.swapped(block_n=16, cluster_k=8, prefetch=2, **DIRECT),
+        "64x16, 8 shares of K, stages of 128": SQUARE.swapped(block_n=16, block_k=128, stages=4, cluster_k=8, **DIRECT),
+        "64x128, 2 shares of K": BROAD.swapped(cluster_k=2, **DIRECT),
+        "64x128, 3 shares of K": BROAD.swapped(cluster_k=3, **DIRECT),
+        "64x128, 4 shares of K": BROAD.swapped(cluster_k=4, **DIRECT),
         "64x128, 8 shares of K": BROAD.swapped(cluster_k=8, **DIRECT),
         "128x64, 3 shares of K, cluster 1x2": TIPPED.swapped(cluster_n=2, cluster_k=3, **DIRECT),
-        "128x64, 2 shares of K, cluster 1x2": TIPPED.swapped(cluster_n=2, cluster_k=2, **DIRECT),
-        "128x128, 5 shares of K": LARGER.swapped(cluster_k=5, stages=5, **DIRECT),
+        "128x64, 3 shares of K": TIPPED.swapped(cluster_k=3, **DIRECT),
         "128x128, 4 shares of K": LARGER.swapped(cluster_k=4, stages=5, **DIRECT),
     },
     "skinny": {
-        "64x64": SQUARE.swapped(**PROMOTED),
+        "64x64": SQUARE,
         "64x64, B read once": SQUARE.swapped(**ONCE_B),
+        "64x64, B read once, group 1": SQUARE.swapped(group=1, **ONCE_B),
         "64x64, B read once, 4 stages prefetched": SQUARE.swapped(prefetch=4, **ONCE_B),
         "64x64, B read once, 12 stages prefetched": SQUARE.swapped(prefetch=12, **ONCE_B),
         "64x64, B read once, stored from registers": SQUARE.swapped(prefetch=4, **ONCE_B, **DIRECT),
         "64x64, B read once, 2 shares of K": SQUARE.swapped(cluster_k=2, prefetch=4, **ONCE_B),
+        "64x64, B read once, 2 shares of K in stages of 128": SQUARE.swapped(
+            block_k=128, stages=6, cluster_k=2, prefetch=12, **ONCE_B
+        ),
         "64x64, B read once, cluster 2x1": SQUARE.swapped(cluster_m=2, prefetch=2, **ONCE_B),
-        "128x64, B read once, 2 shares of K": TIPPED.swapped(cluster_k=2, prefetch=4, **ONCE_B),
+        "64x128 by turns, B read once": BROAD_TURNS.swapped(**ONCE_B),
+        "64x192, B read once": SQUARE.swapped(block_n=192, stages=6, **ONCE_B),
         "64x192, B read once, cluster 2x1": SQUARE.swapped(block_n=192, stages=6, cluster_m=2, prefetch=2, **ONCE_B),
-        "64x256, B read once, cluster 2x1": SQUARE.swapped(block_n=256, stages=5, cluster_m=2, **ONCE_B),
+        "128x64, B read once, 2 shares of K": TIPPED.swapped(cluster_k=2, prefetch=4, **ONCE_B),
         "128x128, B read once": LARGER.swapped(prefetch=2, **ONCE_B),
         "128x128, B read once, cluster 1x4": LARGER.swapped(cluster_n=4, prefetch=2, **ONCE_B),
         "128x64, A read once": TIPPED.swapped(**ONCE_A),
-        "128x64, A read once, stages of 128": TIPPED.swapped(block_k=128, stages=4, **ONCE_A, **DIRECT),
+        "128x64, A read once, stages of 128": TIPPED.swapped(block_k=128, stages=4, **ONCE_A),
+        "128x64 by turns, A read once, stages of 128, cluster 2x1": TIPPED.swapped(
+            block_k=128, stages=4, cluster_m=2, ping_pong=True, store_stages=2, **ONCE_A
+        ),
         "128x128, keep_out -1, 4 store buffers": LARGER.swapped(stages=4, store_stages=4, **STREAMED),
         "128x192 by turns, keep_out -1": WIDE.swapped(stages=3, **STREAMED),
         "128x256, keep_out -1, 4 store buffers": DIVIDED.swapped(stages=2, store_stages=4, **STREAMED),

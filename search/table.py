@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from statistics import median
@@ -196,7 +196,7 @@ class Table:
             FileError: a legal point without a row, a row that a rule excludes, an unknown rule, or wrong counts.
         """
         subspace = SubSpace(self.subspace, self.knobs, tuple(_named_restrictions(self.restrictions)))
-        expected = frozenset(subspace.configs(self.spec, self.device))
+        expected = _points(subspace, self.spec, self.device)
         missing, surplus = expected - self.rows.keys(), self.rows.keys() - expected
         if missing:
             raise FileError(f"{self}: {len(missing)} legal points have no row, for example {min(missing)}")
@@ -273,6 +273,12 @@ def _count_exclusions(subspace: SubSpace, spec: KernelSpec, device: DeviceSpec) 
     # A declared restriction stays in the header even where legality left it nothing to exclude.
     declared = {each.rule: found.pop(each.rule, Exclusion(each.rule, each.reason, 0)) for each in subspace.restrictions}
     return (*found.values(), *declared.values())
+
+
+@lru_cache(maxsize=4)
+def _points(subspace: SubSpace, spec: KernelSpec, device: DeviceSpec) -> frozenset[KernelConfig]:
+    """All that has to be measured; kept, since the tables of one recording share it and it takes seconds to find."""
+    return frozenset(subspace.configs(spec, device))
 
 
 def _named_restrictions(exclusions: Iterable[Exclusion]) -> list[Any]:

@@ -20,6 +20,8 @@ Row = Mapping[str, Any]
 
 NAMING = {"M×N×K", "dtype", "layout", "with", "call"}
 """Columns of `report` that `row_name` says in one."""
+LEFT_OUT = {"spread of cuBLAS / cupygemm"}
+"""For width: it is in the results file, and in `report`'s tables."""
 WORDS = {"mode", "kernel"}
 FRAME_LINES = 8
 """Lines of a terminal that the heading of the table, the count and the prompt take."""
@@ -101,7 +103,7 @@ class TableView:
 
 def table(rows: Sequence[Row]) -> Table:
     """The columns of `report`, narrow enough for a terminal: what names a problem is one column, which may wrap."""
-    columns = [column for column in shown_columns(rows) if column.title not in NAMING]
+    columns = [column for column in shown_columns(rows) if column.title not in NAMING | LEFT_OUT]
     made = Table(box=box.SIMPLE_HEAD, padding=0)
     made.add_column("problem")
     for column in columns:

@@ -14,8 +14,8 @@ TALL = TURNS.swapped(block_m=192, stages=4)
 PROMOTED = {"l2_promotion": 128}
 STREAMED = {"keep_out": -1}
 
-# Small products: one consumer, or two of 64 rows each, and as many stages as fit. Tiles that share columns of B come one
-# after the other.
+# Small products: one consumer, or two of 64 rows each, and as many stages as fit. Tiles that share columns of B come
+# one after the other.
 SQUARE = KernelConfig(64, 64, 64, 12, 1, False, 1, 1, True, 4, 40, 1, 1, l2_promotion=128)
 TIPPED = SQUARE.swapped(block_m=128, stages=8, consumers=2)
 BROAD = SQUARE.swapped(block_n=128, stages=8)

@@ -41,6 +41,9 @@ class Dispatcher:
     """The state behind `matmul`: bundles, newest first, and a plan for each (problem, device) seen.
 
     Safe from several threads: plans are made under a lock and read without one.
+
+    Attributes:
+        generation: another number whenever bundles have come or gone.
     """
 
     def __init__(self, only: Mapping[str, Bundle] | None = None, even_slower: bool = False) -> None:
@@ -56,12 +59,14 @@ class Dispatcher:
         self._chosen: dict[tuple[Problem, int], tuple[Choice, Plan | None]] = {}
         self._loaded: dict[tuple[KernelSpec, KernelConfig, int], LoadedKernel | CupygemmError] = {}
         self._logged: set[tuple[str, str]] = set()
+        self.generation = 0
 
     def push(self, bundle: Bundle, name: str) -> object:
         """Puts a bundle before those in force; gives a token for `remove`."""
         with self._lock:
             source = self._in_force.push(bundle, name)
             self._chosen = {}
+            self.generation += 1
         return source
 
     def remove(self, token: object) -> None:
@@ -69,6 +74,7 @@ class Dispatcher:
         with self._lock:
             self._in_force.remove(token)
             self._chosen = {}
+            self.generation += 1
 
     def choose(
         self, a: Any, b: Any, out: Any = None, out_dtype: str | None = None, epilogue: str = NONE

@@ -203,6 +203,20 @@ class Plan:
             ProblemError: an array is not what the plan was made for, or is not aligned as TMA needs it.
             LaunchError: the driver refused the launch.
         """
+        *maps, arguments = self.parameters(a, b, out)
+        if self._epilogue is not None:
+            self._epilogue.fill(arguments, bias, residual, alpha, beta)
+        elif bias is not None or residual is not None or alpha != 1.0:
+            raise ProblemError("the plan was made without an epilogue: it takes no bias, residual or alpha")
+        self._enqueue((*(each.address for each in maps), ctypes.addressof(arguments)))
+
+    def parameters(self, a: Any, b: Any, out: Any) -> tuple[TensorMap, TensorMap, TensorMap, Any]:
+        """What a launch hands to the kernel: three descriptors, and the rest without what an epilogue reads.
+
+        Raises:
+            ProblemError: as a call.
+            LaunchError: the driver refused an array's geometry.
+        """
         problem, spec = self.problem, self.kernel.compiled.spec
         a_matrix = matrix_of("a", a, problem.matrix(problem.m, problem.k), spec.a_dtype, spec.a_major == "mn")
         b_matrix = matrix_of("b", b, problem.matrix(problem.k, problem.n), spec.b_dtype, spec.b_major == "k")
@@ -224,11 +238,7 @@ class Plan:
             arguments.a_step, arguments.b_step = int(a_matrix.depth > 1), int(b_matrix.depth > 1)
             arguments.a_batch_bytes, arguments.b_batch_bytes = a_matrix.depth_stride, b_matrix.depth_stride
             arguments.out_batch_stride = out.strides[0] // out.dtype.itemsize
-        if self._epilogue is not None:
-            self._epilogue.fill(arguments, bias, residual, alpha, beta)
-        elif bias is not None or residual is not None or alpha != 1.0:
-            raise ProblemError("the plan was made without an epilogue: it takes no bias, residual or alpha")
-        self._enqueue((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
+        return map_a, map_b, map_out, arguments
 
     def launch(self, operands: Operands) -> None:
         """The same on a record, for what measures and verifies; `matmul` saves the host the making of one.

@@ -87,11 +87,11 @@ def overlap(x: Any, y: Any) -> bool:
     By addresses, and not by the allocation that an array belongs to: arrays that came in through DLPack have each their
     own, even where they are views of one tensor.
     """
-    (x_start, x_end), (y_start, y_end) = _bounds(x), _bounds(y)
+    (x_start, x_end), (y_start, y_end) = bounds(x), bounds(y)
     return x_start < y_end and y_start < x_end
 
 
-def _bounds(array: Any) -> tuple[int, int]:
+def bounds(array: Any) -> tuple[int, int]:
     """The first address of an array and the one after its last; nowhere if it has no elements."""
     if array.size == 0:
         return 0, 0

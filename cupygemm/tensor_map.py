@@ -100,6 +100,13 @@ class TensorMap:
         self.address = -(-start // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
 
 
+def copied(tensor_map: TensorMap) -> TensorMap:
+    """The same in memory of its own."""
+    found = TensorMap()
+    ctypes.memmove(found.address, tensor_map.address, _MAP_BYTES)
+    return found
+
+
 @lru_cache(maxsize=1024)
 def encode(matrix: Matrix, box: Box) -> TensorMap:
     """The descriptor for copying `box`es of `matrix`; reads beyond its edge give zeros, writes there are dropped.

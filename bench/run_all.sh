@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that is recorded on a GPU, in one go of most of an hour on an H200: the correctness protocol, the replay
-# tables, a bundle, the times and the profile. Results land in one folder; copy what is wanted into bench/results and
-# search/tables, then run `cupygemm report`. bench/search.py, which needs no GPU, makes the comparison of strategies.
+# tables, a bundle, the times and the profile. Results land in one folder; copy what is wanted into bench/results,
+# search/tables and cupygemm/bundles (h200.yaml), then run `cupygemm report`. bench/search.py, which needs no GPU, makes the comparison of strategies.
 #
 #   CUPYGEMM_COMMIT=$(git rev-parse --short HEAD) PYTHON=.venv-gpu/bin/python bench/run_all.sh build/results
 #
@@ -43,6 +43,8 @@ for shape in 2048x2048x4096 4096x4096x4096; do
         timeout 90 "$python" -m cupygemm tune "$shape" --layout "$layout" --tables "$out/tables" -o "$out/tuned.yaml"
     done
 done
+
+"$python" bench/ship.py "$out/tuned.yaml" -o "$out/h200.yaml"
 
 step times
 for suite in headline squares; do

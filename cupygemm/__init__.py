@@ -1,8 +1,8 @@
 """Hopper matrix multiplication for CuPy, tuned by search.
 
     import cupygemm
-    cupygemm.use("tuned.yaml")      # from: cupygemm tune 2048x2048x4096 -o tuned.yaml
     c = cupygemm.matmul(a, b)       # CuPy arrays; cupy.matmul where no config is known
+    cupygemm.use("tuned.yaml")      # more configs, from: cupygemm tune 2048x2048x4096 -o tuned.yaml
 
 Public names are loaded at their first use: importing the package needs neither CuPy nor a GPU.
 """

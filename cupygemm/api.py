@@ -40,9 +40,10 @@ def matmul(
     """The matrix product of two CuPy arrays: `cupy.matmul`, run by a tuned kernel where a bundle has one.
 
     An own kernel runs when the product is one of two float16 or bfloat16 matrices, or of two stacks of them, that TMA
-    can read in place, on a Hopper GPU, and a bundle in force (see `use`) has a config for it. An operand of one axis is
-    a row or a column, a stack of matrices times one matrix is one product where its rows are equally far apart, and a
-    stack that is broadcast is not copied. Everything else is `cupy.matmul`'s, with its result and its errors.
+    can read in place, on a Hopper GPU, and a bundle in force (the shipped one, and see `use`) has a config for it which
+    was not measured to be slower than cuBLAS; for stacks there is always one. An operand of one axis is a row or a
+    column, a stack of matrices times one matrix is one product where its rows are equally far apart, and a stack that
+    is broadcast is not copied. Everything else is `cupy.matmul`'s, with its result and its errors.
 
     With any of `bias`, `activation`, `residual`, `alpha`, `beta` and `out_dtype` it is
 
@@ -133,7 +134,7 @@ def explain(
 
 
 def bundles_in_force() -> list[tuple[str, Bundle]]:
-    """The bundles that `matmul` asks, by name, the newest first.
+    """The bundles that `matmul` asks, by name, the newest first and the shipped one last.
 
     Raises:
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
@@ -150,7 +151,8 @@ class use:
             c = cupygemm.matmul(a, b)
 
     The newest bundle is asked first, those measured on the GPU at hand before those of another Hopper GPU, which are
-    used with a warning. Entries of another kind of GPU or of other kernel sources are skipped with one.
+    used with a warning, as are entries of other kernel sources. Those of another kind of GPU are skipped with one. The
+    bundle that ships is asked last.
     A bundle is in force for the whole process, all its threads included.
 
     Args:

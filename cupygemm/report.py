@@ -25,7 +25,8 @@ MISSING = "–"
 DEPENDENT = "dependent launch"
 """How rows with programmatic dependent launch are marked."""
 
-_VERSIONS = {"driver": "driver", "cuda": "CUDA", "nvrtc": "NVRTC", "cublas": "cuBLAS", "cupy": "CuPy"}
+VERSIONS = {"driver": "driver", "cuda": "CUDA", "nvrtc": "NVRTC", "cublas": "cuBLAS", "cupy": "CuPy"}
+"""Of what a measurement ran on, by the field of its provenance."""
 BASELINES = {"cublas_us": "cuBLAS", "cublaslt_us": "best cublasLt"}
 """What rows compare with, by the field of its time."""
 
@@ -273,7 +274,7 @@ def origin(document: Mapping[str, Any]) -> str:
     facts = document["provenance"]
     commit = f"commit {str(facts['commit'])[:10]}" if facts.get("commit") else "an unnamed commit"
     commit += " with uncommitted changes" if facts.get("dirty") else ""
-    versions = [f"{name} {facts[key]}" for key, name in _VERSIONS.items() if facts.get(key)]
+    versions = [f"{name} {facts[key]}" for key, name in VERSIONS.items() if facts.get(key)]
     parts = [*where_and_when(document), commit, *versions]
     command = f" Command: `{document['command']}`." if document.get("command") else ""
     return f"{', '.join(parts)}.{command}"

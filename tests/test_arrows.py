@@ -27,15 +27,19 @@ ARROWS = {
     "atomic": "",
     "benchmark": "measure",
     "blocks": "atomic errors",
-    "bundle": "device atomic measurement validation",
+    "bundle": "device measurement plain_yaml validation atomic",
     "bundle_check": "bundle legality plan",
+    "bundle_fit": "bundle_check checks compiler in_force text",
+    "bundle_report": "in_force kernel_source report",
+    "checks": "",
+    "choice": "bundle text",
     "cli": "commands.bench commands.bundle commands.cache commands.doctor commands.explain commands.export "
     "commands.record commands.report commands.tune",
     "commands": "",
     "commands.bench": "commands.bench_run commands.options suites",
     "commands.bench_run": "benchmark commands.bench_view dispatch gpu_lock plot provenance",
     "commands.bench_view": "commands.view report text",
-    "commands.bundle": "bundle_check commands.bundle_view commands.options",
+    "commands.bundle": "bundle_check commands.bundle_view commands.options in_force",
     "commands.bundle_view": "bundle text",
     "commands.cache": "kernel_cache text",
     "commands.command_help": "",
@@ -47,7 +51,7 @@ ARROWS = {
     "commands.options": "problem",
     "commands.record": "commands.options commands.record_run",
     "commands.record_run": "commands.tune_view results search.gpu_target search.recording search.store",
-    "commands.report": "commands.command_help commands.options report search.knob_value",
+    "commands.report": "bundle_report commands.command_help commands.options report search.knob_value",
     "commands.tune": "commands.options commands.tune_run names",
     "commands.tune_run": "commands.tune_view search.gpu_target search.outcome search.seeds search.store",
     "commands.tune_view": "commands.view search.tune text",
@@ -58,8 +62,8 @@ ARROWS = {
     "cublas": "driver dtypes operands",
     "cuda_src": "",
     "device": "",
-    "dispatch": "bundle legality plan text",
-    "doctor": "bundle_check compiler telemetry text",
+    "dispatch": "choice in_force legality plan",
+    "doctor": "bundle_fit checks compiler telemetry text",
     "driver": "device errors",
     "dtypes": "",
     "environment": "api telemetry",
@@ -67,6 +71,7 @@ ARROWS = {
     "fallback": "driver dtypes posing",
     "gpu_lock": "settings telemetry",
     "graphs": "driver operands",
+    "in_force": "bundle settings",
     "interruption": "",
     "kernel_cache": "settings",
     "kernel_source": "config",
@@ -76,6 +81,7 @@ ARROWS = {
     "names": "",
     "operands": "",
     "patching": "api",
+    "plain_yaml": "errors",
     "plan": "compiler driver operands raster tensor_map",
     "plot": "names report",
     "posing": "",
@@ -128,7 +134,7 @@ ARROWS = {
     "verify": "operands problem",
 }
 
-ANYWHERE = {"dtypes", "problem", "device", "config", "legality", "search.space", "bundle"}
+ANYWHERE = {"dtypes", "problem", "device", "config", "legality", "search.space", "bundle", "plain_yaml"}
 """Work on any machine: these import no GPU library, early or late."""
 
 GPU_LIBRARIES = {"cupy", "cupy_backends", "cuda", "pynvml", "ml_dtypes"}

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from cupygemm import cli, gpu_lock, measure, provenance, telemetry
+from cupygemm import cli, gpu_lock, in_force, measure, provenance, telemetry
 from cupygemm.commands import bench_run, bench_view
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
@@ -119,10 +119,22 @@ def test_without_a_config_cublas_is_measured_against_itself(gpu: FakeGpu, bundle
     assert "1 of 2 problems left to cuBLAS" in result.stdout
 
 
-def test_entries_of_other_sources_are_not_used(gpu: FakeGpu, tmp_path: Path) -> None:
-    bundle_of(TUNED, digest="other").save(tmp_path / "old.yaml")
+def test_entries_of_other_sources_and_lost_ones_are_measured(gpu: FakeGpu, tmp_path: Path) -> None:
+    old = bundle_of(TUNED, digest="other")
+    (entry,) = old.entries
+    lost = entry.model_copy(update={"measured": entry.measured.model_copy(update={"speedup": 0.9})})
+    old.model_copy(update={"entries": [lost]}).save(tmp_path / "old.yaml")
     assert bench("--bundle", tmp_path / "old.yaml", "-o", tmp_path / "out.json").exit_code == 0
-    assert {row["kernel"] for row in read(tmp_path / "out.json")["rows"]} == {"cublas"}
+    assert {row["kernel"] for row in read(tmp_path / "out.json")["rows"]} == {"own"}
+
+
+def test_without_a_bundle_or_a_problem_the_shipped_ones_are_measured(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUPYGEMM_BUNDLE")
+    monkeypatch.setattr(in_force, "shipped_bundle", lambda: bundle_of(TUNED))
+    assert bench("-o", tmp_path / "out.json").exit_code == 0
+    assert {row["kernel"] for row in read(tmp_path / "out.json")["rows"]} == {"own"}
 
 
 def test_the_bundle_of_the_environment_counts_only_without_another(

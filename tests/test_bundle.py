@@ -51,6 +51,18 @@ def test_a_bundle_reads_as_it_was_written(path):
     assert path.read_text() == before
 
 
+def test_json_is_read_as_the_yaml_that_it_is(path, tmp_path):
+    quick = tmp_path / "quick.yaml"
+    quick.write_text(bundle().to_json())
+    assert Bundle.load(quick).entries == Bundle.load(path).entries
+    assert yaml.safe_load(quick.read_text())["entries"] == yaml.safe_load(path.read_text())["entries"]
+    assert len(quick.read_text().splitlines()) == len(bundle().entries) + 2
+    # A mapping in braces that is no JSON is YAML all the same.
+    quick.write_text("{schema: cupygemm.bundle/1, created: '2026'}")
+    with pytest.raises(BundleError, match="tool: field required"):
+        Bundle.load(quick)
+
+
 def test_the_file_is_laid_out_as_promised(path):
     document = yaml.safe_load(path.read_text())
     assert list(document) == ["schema", "created", "tool", "device", "entries"]
@@ -131,6 +143,12 @@ HOSTILE = {
     "a list": ("- 1\n- 2", "a bundle is a mapping"),
     "nothing": ("", "a bundle is a mapping"),
     "broken syntax": ("schema: [", "YAML"),
+    "a key twice in JSON": ('{"schema": 1, "x": {"a": 1, "b": 2, "b": 3}}', "the key b stands twice"),
+    "depth in JSON": ('{"schema":\n' + "[" * 20 + "]" * 20 + "}", "line 2: nested deeper than 12 levels"),
+    "endless depth in JSON": ('{"schema": ' + "[" * 100_000, "nest"),
+    "braces in a string": ('{"schema": "' + "{[" * 20 + '"}', "schema is"),
+    "a string without an end": ('{"schema": "' + '\\"' * 100_000, "YAML"),
+    "a huge number in JSON": ('{"schema": "cupygemm.bundle/1", "created": ' + "9" * 100_000 + "}", "bundle"),
 }
 
 
@@ -144,7 +162,7 @@ def test_hostile_files_are_refused(tmp_path, kind):
 
 
 def test_a_file_too_large_is_refused_before_it_is_parsed(path, monkeypatch):
-    monkeypatch.setattr("cupygemm.bundle.MAX_BYTES", 100)
+    monkeypatch.setattr("cupygemm.plain_yaml.MAX_BYTES", 100)
     with pytest.raises(BundleError, match="larger than 100 bytes"):
         Bundle.load(path)
 
@@ -180,21 +198,46 @@ def test_an_entry_is_of_exactly_this_problem():
     assert bundle().entry(replace(PROBLEM, out_dtype="float32")) is None
 
 
+def test_entries_do_not_hold_on_another_kind_of_gpu():
+    blackwell = replace(H200, compute_capability=(10, 0))
+    assert "its compute capability is 9.0, not 10.0" in bundle().mismatch(blackwell)
+
+
+def test_entries_hold_for_other_kernel_sources_which_it_says():
+    loaded = bundle()
+    first, second = loaded.entries
+    assert loaded.mismatch(H200) is None
+    assert loaded.outdated(first, "d1") is None
+    for words in ("measured with other kernel sources (d1, now d2)", "cupygemm tune"):
+        assert words in loaded.outdated(first, "d2")
+    # What an entry says of itself counts more than what the bundle says of all.
+    own = second.model_copy(update={"provenance": {"source_digest": "d2"}})
+    assert (loaded.outdated(own, "d2"), loaded.source_digest_of(own)) == (None, "d2")
+    odd = second.model_copy(update={"provenance": {"source_digest": ["d2"]}})
+    assert loaded.source_digest_of(odd) == "d1"
+
+
 @pytest.mark.parametrize(
-    ("device", "digest", "reason"),
+    ("changes", "speedup", "is_slower"),
     [
-        (replace(H200, compute_capability=(10, 0)), "d1", "its compute capability is 9.0, not 10.0"),
-        (H200, "d2", "sources have changed"),
+        ({}, 50.25 / 47.3, False),
+        ({"speedup": 0.99}, 0.99, True),
+        ({"speedup": None, "cublas_us": 40.0}, 40.0 / 47.3, True),
+        ({"speedup": None, "cublas_us": None}, None, False),
+        ({"speedup": 1.0}, 1.0, False),
     ],
 )
-def test_entries_do_not_hold_everywhere(device, digest, reason):
-    assert reason in bundle().mismatch(device, digest)
+def test_an_entry_knows_whether_cublas_was_faster(changes, speedup, is_slower):
+    first = entry()
+    changed = first.model_copy(update={"measured": first.measured.model_copy(update=changes)})
+    assert changed.speedup == pytest.approx(speedup)
+    assert changed.is_slower is is_slower
 
 
 @pytest.mark.parametrize("changes", [{"name": "NVIDIA H100"}, {"sm_count": 114}])
 def test_entries_hold_on_another_hopper_gpu_which_it_says(changes):
     loaded, device = bundle(), replace(H200, **changes)
-    assert loaded.mismatch(device, "d1") is None
+    assert loaded.mismatch(device) is None
     for words in ("NVIDIA H200 (132 SMs)", f"{device.name} ({device.sm_count} SMs)", "cupygemm tune"):
         assert words in loaded.elsewhere(device)
     assert loaded.elsewhere(H200) is None
@@ -210,8 +253,14 @@ def test_merging_replaces_the_same_problem_and_keeps_the_rest():
 def test_bundles_that_do_not_belong_together_are_not_merged():
     with pytest.raises(BundleError, match="do not belong in a bundle"):
         bundle().merged(bundle(device=replace(H200, name="NVIDIA H100")))
-    with pytest.raises(BundleError, match="other kernel sources"):
-        bundle().merged(bundle(digest="d2"))
+
+
+def test_merged_entries_keep_the_sources_that_they_were_measured_with():
+    merged = bundle().merged(bundle(entry(), digest="d2"))
+    assert merged.tool.source_digest == "d2"
+    assert [merged.source_digest_of(each) for each in merged.entries] == ["d2", "d1"]
+    again = merged.merged(bundle(entry(Problem(8, 8, 8)), digest="d3"))
+    assert [again.source_digest_of(each) for each in again.entries] == ["d2", "d1", "d3"]
 
 
 def test_only_a_measurement_with_a_time_is_worth_an_entry():

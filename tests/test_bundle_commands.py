@@ -9,10 +9,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cupygemm import cli
+from cupygemm import cli, kernel_source
 from cupygemm.bundle import Bundle
 from cupygemm.bundle_check import findings
 from cupygemm.device import H200
+from cupygemm.in_force import shipped_bundle
 from tests.commands import PROBLEM, SMALL, failed
 
 
@@ -114,6 +115,32 @@ def test_a_speedup_may_be_rounded(path):
     assert findings(Bundle.load(path)) == []
 
 
+def test_what_matmul_leaves_to_cublas_is_marked(path):
+    document = yaml.safe_load(path.read_text())
+    measured = document["entries"][0]["measured"]
+    measured["cublas_us"], measured["speedup"] = measured["us"] * 0.9, 0.9
+    path.write_text(yaml.safe_dump(document))
+    assert bundle("show", path).stdout.count("slower than cuBLAS, which matmul therefore runs") == 1
+
+
+def test_entries_of_other_sources_are_marked_and_valid(path):
+    document = yaml.safe_load(path.read_text())
+    document["entries"][0]["provenance"]["source_digest"] = kernel_source.source_digest()
+    path.write_text(yaml.safe_dump(document))
+    shown = bundle("show", path).stdout
+    assert shown.count(f"measured with other kernel sources (d1, now {kernel_source.source_digest()})") == 1
+    assert shown.count("`cupygemm tune` measures anew") == 1
+    result = bundle("validate", path)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("1 entry measured with other kernel sources than those here: used all the same")
+
+
+def test_without_a_path_the_shipped_bundle_is_shown():
+    result = bundle("show", "--json")
+    assert result.exit_code == 0
+    assert len(json.loads(result.stdout)["entries"]) == len(shipped_bundle().entries)
+
+
 def test_many_findings_are_counted(path):
     document = yaml.safe_load(path.read_text())
     entry = document["entries"][0]
@@ -150,14 +177,22 @@ def test_merging_keeps_the_better_entry_of_each_problem(path, run, tmp_path):
         assert merged.entry(SMALL) == Bundle.load(path).entry(SMALL)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [("sm_count: 132", "sm_count: 114", "another device"), ("source_digest: ", "source_digest: x", "kernel sources")],
-)
-def test_bundles_that_do_not_belong_together_are_not_merged(path, tmp_path, old, new, what):
+def test_bundles_of_several_kernel_sources_are_merged(path, tmp_path):
+    other, output = tmp_path / "other.yaml", tmp_path / "all.yaml"
+    document = yaml.safe_load(path.read_text())
+    document["tool"]["source_digest"] = "d2"
+    document["entries"] = [{**document["entries"][0], "provenance": {}}]
+    document["entries"][0]["problem"]["m"] = 8
+    other.write_text(yaml.safe_dump(document))
+    assert bundle("merge", path, other, "-o", output).exit_code == 0
+    merged = Bundle.load(output)
+    assert [merged.source_digest_of(entry) for entry in merged.entries] == ["d1", "d1", "d2"]
+
+
+def test_bundles_that_do_not_belong_together_are_not_merged(path, tmp_path):
     other, output = tmp_path / "other.yaml", tmp_path / "all.yaml"
     other.write_text(path.read_text())
-    edit(other, old, new)
-    failed(bundle("merge", path, other, "-o", output), what)
+    edit(other, "sm_count: 132", "sm_count: 114")
+    failed(bundle("merge", path, other, "-o", output), "another device")
     failed(bundle("merge", path, other, "-o", output), str(other))
     assert not output.exists()

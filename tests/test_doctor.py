@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import cli, compiler, doctor, driver, settings, telemetry
+from cupygemm import bundle_fit, cli, compiler, doctor, driver, settings, telemetry
 from cupygemm.checks import Check, State
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import CompileError, LaunchError
@@ -200,7 +200,7 @@ def test_little_space_is_a_warning(examine: Examine, monkeypatch: pytest.MonkeyP
     ("bundle", "state", "found"),
     [
         (bundle_of(PROBLEM), "ok", "1 entry of NVIDIA H200 (132 SMs)"),
-        (bundle_of(PROBLEM, digest="0" * 16), "problem", "made for other kernel sources"),
+        (bundle_of(PROBLEM, digest="0" * 16), "warning", "1 measured with other kernel sources"),
         (bundle_of(PROBLEM, device=AMPERE), "problem", "8.0, not 9.0"),
         (bundle_of(PROBLEM, device=replace(H200, name="NVIDIA H100")), "warning", "used on NVIDIA H200 (132 SMs)"),
         (bundle_of(PROBLEM, config=bundle_of(PROBLEM).entries[0].config.swapped(stages=99)), "warning", "99 stages"),
@@ -215,6 +215,19 @@ def test_the_bundle_in_force_is_held_against_the_machine(
     check = examine(Machine())["bundle"]
     assert check.state == state
     assert found in check.found
+
+
+def test_the_shipped_bundle_is_told_and_its_old_times_are_no_fault(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_fit, "shipped_bundle", lambda: bundle_of(PROBLEM, digest="0" * 16))
+    check = examine(Machine())["shipped bundle"]
+    assert check.state is State.OK
+    assert check.found == "1 entry of NVIDIA H200 (132 SMs), 1 measured with other kernel sources"
+    assert check.remedy == "cupygemm tune measures anew"
+    monkeypatch.setenv("CUPYGEMM_BUNDLE", "none")
+    check = examine(Machine())["shipped bundle"]
+    assert (check.state, check.found) == (State.ABSENT, "turned off: CUPYGEMM_BUNDLE is none")
 
 
 def test_a_bundle_that_cannot_be_read_is_a_problem(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:

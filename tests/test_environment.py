@@ -61,6 +61,7 @@ def test_what_is_there_is_told(tmp_path, monkeypatch):
     assert told["caches"] == {"kernels": f"{folder}, 1 kernel, 5 bytes", "trials": str(tmp_path / "data")}
     assert told["environment"] == {
         "CUDA_VISIBLE_DEVICES": "0,1",
+        "CUPYGEMM_BUNDLE": "none",
         "CUPYGEMM_CACHE_DIR": str(tmp_path / "cache"),
         "CUPYGEMM_DATA_DIR": str(tmp_path / "data"),
     }

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from cupygemm import cli, driver
 from cupygemm.config import KernelSpec, shared_bytes
 from cupygemm.device import H200
+from cupygemm.in_force import shipped_bundle
 from cupygemm.problem import LAYOUTS, Problem
 from tests.commands import failed
 from tests.fake_gpu import FakeGpu
@@ -34,7 +35,7 @@ def explain(monkeypatch: pytest.MonkeyPatch) -> Explain:
     """The command on a machine without a GPU."""
     monkeypatch.setattr(driver, "devices", tuple)
     monkeypatch.setattr(driver, "hopper_devices", tuple)
-    monkeypatch.delenv("CUPYGEMM_BUNDLE", raising=False)
+    monkeypatch.setenv("CUPYGEMM_BUNDLE", "none")
     return lambda *args: CliRunner().invoke(cli.main, ["explain", *map(str, args)])
 
 
@@ -95,6 +96,26 @@ def test_an_entry_that_cannot_run_is_named_with_the_rule(explain: Explain, path:
     bundle_of(PROBLEM, config=LARGE.swapped(stages=99)).save(path)
     result = explain(PROBLEM.shape, "--bundle", path)
     assert f"the entry of {path} is skipped: 99 stages" in result.stdout
+
+
+def test_a_lost_entry_is_told_with_its_figures(explain: Explain, path: Path) -> None:
+    bundle = bundle_of(PROBLEM)
+    measured = bundle.entries[0].measured.model_copy(update={"us": 50.0, "cublas_us": 48.5, "speedup": 0.97})
+    bundle.model_copy(update={"entries": [bundle.entries[0].model_copy(update={"measured": measured})]}).save(path)
+    result = explain(PROBLEM.shape, "--bundle", path)
+    assert "cupy.matmul (cuBLAS)" in result.stdout
+    assert "has measured cuBLAS to be faster: 50.00 µs to its 48.50, a speedup of 0.970" in result.stdout
+    answer = json.loads(explain(PROBLEM.shape, "--bundle", path, "--json").stdout)
+    assert (answer["kernel"], answer["config"], answer["bundle"]) == ("cublas", None, str(path))
+    assert answer["measured"]["speedup"] == 0.97
+
+
+def test_without_a_bundle_named_the_shipped_one_answers(explain: Explain, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUPYGEMM_BUNDLE")
+    entry = next(entry for entry in shipped_bundle().entries if entry.problem.a_dtype == "float16")
+    answer = json.loads(explain(entry.problem.shape, "--layout", entry.problem.layout, "--json").stdout)
+    assert (answer["bundle"], answer["config"]) == ("the shipped bundle", entry.config.to_dict())
+    assert answer["device"]["name"] == H200.name
 
 
 def test_on_a_gpu_the_answer_is_for_it(explain: Explain, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,14 +42,36 @@ def test_a_bundle_that_exists_is_added_to(run, tmp_path):
     assert [entry.search.evaluations for entry in entries] == [60, 5]
 
 
-def test_entries_of_other_sources_are_replaced_with_a_word(run, tmp_path, tables, make_table, toy):
+def test_an_entry_of_other_sources_gives_way_to_what_a_gpu_measures(tmp_path, target):
+    path = tmp_path / "tuned.yaml"
+    for problem in (PROBLEM, SMALL):
+        BundleFile(path, target).add(result(target, 40.0, problem), SEARCH)
+    on_gpu = BundleFile(path, replace(target, recorded=None, source_digest="d2", provenance={"source_digest": "d2"}))
+    assert on_gpu.replaces(PROBLEM)
+    assert not on_gpu.replaces(replace(PROBLEM, m=8))
+    assert on_gpu.add(result(target, 45.0), SEARCH).change == "replaced"
+    assert not on_gpu.replaces(PROBLEM)
+    assert on_gpu.add(result(target, 46.0), SEARCH).change == "kept"
+    saved = Bundle.load(path)
+    assert {entry.problem: saved.source_digest_of(entry) for entry in saved.entries} == {PROBLEM: "d2", SMALL: "d1"}
+
+
+def test_a_replay_replaces_entries_of_other_sources_only_if_it_is_better(tmp_path, target):
+    path = tmp_path / "tuned.yaml"
+    BundleFile(path, replace(target, source_digest="d2", provenance={})).add(result(target, 45.0), SEARCH)
+    replayed = BundleFile(path, target)
+    assert not replayed.replaces(PROBLEM)
+    assert replayed.add(result(target, 46.0), SEARCH).change == "kept"
+    assert replayed.add(result(target, 44.0), SEARCH).change == "replaced"
+
+
+def test_a_search_says_that_it_replaces_what_other_sources_measured(run, tmp_path, target, monkeypatch):
     output = tmp_path / "tuned.yaml"
-    run("--budget", "5", "-o", str(output), problem=SMALL.shape)
-    make_table(PROBLEM, toy, "d2").write(tables / file_name(PROBLEM, H200))
-    result = run("--budget", "5", "-o", str(output))
-    assert result.exit_code == 0
-    assert "other kernel sources" in result.stderr
-    assert [entry.problem for entry in Bundle.load(output).entries] == [PROBLEM]
+    BundleFile(output, target).add(result(target, 45.0), SEARCH)
+    monkeypatch.setattr(BundleFile, "replaces", lambda self, problem: problem == PROBLEM)
+    done = run("--budget", "5", "-o", str(output))
+    assert done.exit_code == 0
+    assert f"its entry for {PROBLEM} is of other kernel sources and will be replaced" in done.stderr
 
 
 def test_a_bundle_of_another_device_is_left_alone(run, tmp_path, tables, toy_table):

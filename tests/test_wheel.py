@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "cupygemm", "cuda_src", "search")
-SHIPPED = (".py", ".cu", ".cuh", ".jsonl.gz", "py.typed")
+SHIPPED = (".py", ".cu", ".cuh", ".jsonl.gz", ".yaml", "py.typed")
 
 # One worker builds the wheel once for all of these.
 pytestmark = pytest.mark.xdist_group("wheel")
@@ -20,9 +20,10 @@ pytestmark = pytest.mark.xdist_group("wheel")
 PROBE = """
 import importlib.util
 from importlib.resources import files
-import cupygemm, cupygemm.search.space, cupygemm.kernel_source
+import cupygemm, cupygemm.in_force, cupygemm.search.space, cupygemm.kernel_source
 assert cupygemm.__file__.startswith(TARGET), cupygemm.__file__
 assert "ptx/wgmma.cuh" in cupygemm.kernel_source.cuda_sources()
+assert cupygemm.in_force.shipped_bundle().entries
 assert importlib.util.find_spec("search") is None
 assert importlib.util.find_spec("cuda_src") is None
 print(cupygemm.__version__)
@@ -76,6 +77,10 @@ def test_the_wheel_holds_every_source_and_table(names, folder, installed):
 
 def test_the_wheel_holds_the_recorded_tables(names):
     assert any(name.startswith("cupygemm/search/tables/") for name in names)
+
+
+def test_the_wheel_holds_the_bundle(names):
+    assert "cupygemm/bundles/h200.yaml" in names
 
 
 def test_the_wheel_installs_one_top_level_name(names):

@@ -1,0 +1,35 @@
+"""Every config that ships, on a GPU: it runs without set-up, and is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupygemm import driver, settings
+from cupygemm.dispatch import Dispatcher
+from cupygemm.in_force import SHIPPED, shipped_bundle
+from cupygemm.measure import Bench
+from cupygemm.problem import Problem
+
+pytestmark = pytest.mark.gpu
+
+PROBLEMS = [entry.problem for entry in shipped_bundle().entries]
+
+
+@pytest.fixture(scope="module")
+def dispatcher() -> Dispatcher:
+    """As `matmul` has it when the environment names no bundle."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUPYGEMM_BUNDLE", raising=False)
+        assert settings.shipped_in_force()
+        dispatcher = Dispatcher()
+        dispatcher.bundles()
+        return dispatcher
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_it_runs_without_set_up_and_is_right(dispatcher: Dispatcher, problem: Problem) -> None:
+    choice, plan = dispatcher.choose_for(problem, driver.hopper_devices()[0])
+    assert (choice.kernel, choice.bundle) == ("own", SHIPPED)
+    assert plan is not None
+    verdict = Bench(problem).verify(plan.launch)
+    assert verdict.ok, verdict.detail

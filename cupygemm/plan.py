@@ -168,7 +168,7 @@ class Plan:
             policy_out=_L2_POLICIES[config.keep_out],
         )
         self._no_map = TensorMap()
-        self._epilogue = None if problem.epilogue == NONE else EpilogueTerms(problem, spec)
+        self._epilogue = None if problem.epilogue == NONE else EpilogueTerms(problem)
         self._dependent_launch = None
         if dependent_launch:
             function = kernel.kernel.kernel.ptr
@@ -208,12 +208,7 @@ class Plan:
         b_matrix = matrix_of("b", b, problem.matrix(problem.k, problem.n), spec.b_dtype, spec.b_major == "k")
         map_a = tensor_map.encode(a_matrix, self._a_box)
         map_b = tensor_map.encode(b_matrix, self._b_box)
-        shape = problem.matrix(problem.m, problem.n)
-        map_out = self._no_map
-        if self.kernel.compiled.config.store_stages:
-            map_out = tensor_map.encode(matrix_of("out", out, shape, spec.out_dtype, False), self._out_box)
-        else:
-            check_rows("out", out, shape, spec.out_dtype)
+        map_out = self._out_map(out)
         arguments = _Arguments.from_buffer_copy(self._template)
         arguments.out = out.data.ptr
         arguments.out_row_stride = out.strides[-2] // out.dtype.itemsize
@@ -229,6 +224,15 @@ class Plan:
         elif bias is not None or residual is not None or alpha != 1.0:
             raise ProblemError("the plan was made without an epilogue: it takes no bias, residual or alpha")
         self._enqueue((map_a.address, map_b.address, map_out.address, ctypes.addressof(arguments)))
+
+    def _out_map(self, out: Any) -> TensorMap:
+        """The descriptor with which TMA stores the result; none where it is stored from registers."""
+        problem, dtype = self.problem, self.kernel.compiled.spec.out_dtype
+        shape = problem.matrix(problem.m, problem.n)
+        by_tma = self.kernel.compiled.config.store_stages > 0
+        if not by_tma or problem.batch > 1:  # TMA copies from matrices that overlap, and would store to them too
+            check_rows("out", out, shape, dtype)
+        return tensor_map.encode(matrix_of("out", out, shape, dtype, False), self._out_box) if by_tma else self._no_map
 
     def launch(self, operands: Operands) -> None:
         """The same on a record, for what measures and verifies; `matmul` saves the host the making of one.

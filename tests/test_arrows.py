@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).parent.parent / "cupygemm"
 ARROWS = {
     "": "api environment patching",
     "__main__": "cli",
-    "api": "product text",
+    "api": "fused",
     "atomic": "",
     "benchmark": "measure",
     "blocks": "atomic errors",
@@ -56,30 +56,37 @@ ARROWS = {
     "config": "problem",
     "counters": "errors",
     "cublas": "driver dtypes operands",
+    "cublaslt": "cublas epilogue",
     "cuda_src": "",
+    "defaults": "legality",
     "device": "",
-    "dispatch": "bundle legality plan text",
+    "dispatch": "bundle legality plan stacks text",
     "doctor": "bundle_check compiler telemetry text",
     "driver": "device errors",
     "dtypes": "",
+    "elementwise": "driver epilogue",
     "environment": "api telemetry",
+    "epilogue": "errors",
+    "epilogue_terms": "placement",
     "errors": "",
     "fallback": "driver dtypes posing",
+    "fused": "elementwise product",
     "gpu_lock": "settings telemetry",
     "graphs": "driver operands",
     "interruption": "",
     "kernel_cache": "settings",
     "kernel_source": "config",
-    "measure": "cublas graphs measurement names telemetry verify",
+    "measure": "cublaslt graphs measurement names telemetry unfused verify",
     "legality": "config device",
     "measurement": "config",
     "names": "",
     "operands": "",
     "patching": "api",
-    "plan": "compiler driver operands raster tensor_map",
+    "placement": "tensor_map",
+    "plan": "compiler driver epilogue_terms operands raster",
     "plot": "names report",
     "posing": "",
-    "problem": "dtypes errors",
+    "problem": "dtypes epilogue",
     "product": "dispatch fallback",
     "provenance": "compiler cublas telemetry",
     "raster": "config",
@@ -120,18 +127,20 @@ ARROWS = {
     "search.traffic": "device measurement",
     "search.tune": "interruption search.runner search.strategies",
     "settings": "",
+    "stacks": "",
     "suites": "problem",
     "telemetry": "driver",
     "tensor_map": "config",
     "text": "",
+    "unfused": "cublas elementwise problem",
     "validation": "",
     "verify": "operands problem",
 }
 
-ANYWHERE = {"dtypes", "problem", "device", "config", "legality", "search.space", "bundle"}
+ANYWHERE = {"dtypes", "epilogue", "problem", "device", "config", "legality", "search.space", "bundle"}
 """Work on any machine: these import no GPU library, early or late."""
 
-GPU_LIBRARIES = {"cupy", "cupy_backends", "cuda", "pynvml", "ml_dtypes"}
+GPU_LIBRARIES = {"cupy", "cupy_backends", "cupyx", "cuda", "pynvml", "ml_dtypes"}
 LEARNING = {"jax", "flax", "optax"}
 
 LEARNERS = {"search.policy", "search.ppo", "search.cloning", "search.strategies.ppo"}

@@ -64,7 +64,7 @@ def _stamp(*names: str, when: str) -> str:
 
 FIRST_CONSUMER = "threadIdx.x == WARPGROUP"
 EACH_CONSUMER = "threadIdx.x % WARPGROUP == 0"
-_BEFORE_STORE = "            const int m = tile.m + row, n = tile.n + column;\n"
+_BEFORE_STORE = "            TileIndex own{tile.m + row, tile.n + column, tile.batch};\n"
 INSTRUMENTS = (
     ("\ntemplate <KernelSpec SPEC, KernelConfig CONFIG>\nstruct Gemm", DECLARATIONS, True),
     ("        extern __shared__ uint8_t", _stamp("entry", "entry_ns", when="threadIdx.x == 0"), False),
@@ -86,8 +86,8 @@ INSTRUMENTS = (
 
 LOADED = "k < schedule.k_begin + CONFIG.stages * CONFIG.block_k && t == schedule.first"
 WITHOUT_LOADS = (
-    ("TileA::load(", f"if ({LOADED}) ", False),
-    ("TileB::load(", f"if ({LOADED}) ", False),
+    ("TileA::template load<", f"if ({LOADED}) ", False),
+    ("TileB::template load<", f"if ({LOADED}) ", False),
     (
         "mbarrier_arrive_expect_tx(full, args.loaded_bytes);",
         f"if ({LOADED}) mbarrier_arrive_expect_tx(full, args.loaded_bytes); else mbarrier_arrive(full);",

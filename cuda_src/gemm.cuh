@@ -233,16 +233,16 @@ struct Gemm : Legal<SPEC, CONFIG> {
         if constexpr (SPEC.epilogue.any()) griddepcontrol_wait();
 #pragma unroll
         for (int step = 0; step < M_STEPS; ++step) {
+            const TileIndex part{at.m + step * MMA_M, at.n, at.batch};
             if constexpr (SPEC.epilogue.any()) {
-                Fusion<SPEC>::template apply<COLUMNS>(d[step], args, at.batch, at.m, at.n);
+                Fusion<SPEC>::template apply<COLUMNS>(d[step], args, part.batch, part.m, part.n);
             }
             if constexpr (CONFIG.store_stages > 0) {
-                Store::template store<COLUMNS>(d[step], map_c, args.policy_out, buffers, store_turn, at, consumer);
+                Store::template store<COLUMNS>(d[step], map_c, args.policy_out, buffers, store_turn, part, consumer);
             } else {
-                DirectStore<SPEC.out_dtype>::template store<COLUMNS>(d[step], out, args.out_row_stride, at.m, at.n,
+                DirectStore<SPEC.out_dtype>::template store<COLUMNS>(d[step], out, args.out_row_stride, part.m, part.n,
                                                                      args.m, end);
             }
-            at.m += MMA_M;
         }
     }
 

@@ -49,8 +49,8 @@ def matmul(
 
         activation(alpha · (a · b) + bias + beta · residual)
 
-    in the same launch, in float32 and rounded once; where no own kernel runs, by cuBLAS, which rounds the product to
-    the operands' dtype, and one kernel more.
+    in the same launch, in float32 and rounded once. Where no own kernel runs it is cuBLAS's product, rounded to the
+    operands' dtype unless the result is float32, and one kernel more.
 
     Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they have been called
     before. All runs on the device of the operands, also where another is current, on that device's current stream.
@@ -65,8 +65,8 @@ def matmul(
         activation: "relu", "gelu" (by the error function), "gelu_tanh" (its usual approximation) or "silu".
         residual: an array that broadcasts to the result; it may be `out` itself. Own kernels take one of the result's
             shape and dtype.
-        alpha, beta: factors of the product and of the residual.
-        out_dtype: of the result; by default that of `out`, or of the operands.
+        alpha, beta: factors of the product and of the residual: numbers. Without a residual beta is 1.
+        out_dtype: of the result; by default that of `out`, or of the operands. With `out` it is that of `out`.
         **options: of `cupy.matmul`, without any of the above. With dtype=float32, the product of 16-bit operands is
             left in float32 and never rounded to 16 bits, whatever runs. All others, unless at their defaults, are left
             to `cupy.matmul`.
@@ -75,8 +75,9 @@ def matmul(
         `out` where it was given, otherwise a new C-contiguous array of the operands' dtype, or of the one asked for.
 
     Raises:
-        ValueError, TypeError: as `cupy.matmul`; an operand that is no CuPy array is a TypeError.
-        ProblemError: there is no such activation.
+        ValueError, TypeError: as `cupy.matmul`; an operand that is no CuPy array is a TypeError. So is, with any of
+            `bias` to `out_dtype`, an array that is not floating-point.
+        ProblemError: there is no such activation, a term does not broadcast, or beta has nothing to multiply.
         CaptureError: a CUDA graph is being captured, and this call would compile, needs cuBLAS, or needs an array
             beside `out`.
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.

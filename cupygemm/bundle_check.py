@@ -33,7 +33,7 @@ def spec_of(device: BundleDevice) -> DeviceSpec:
 
 def _reasons(entry: Entry, device: DeviceSpec) -> Iterator[str]:
     problem, measured = entry.problem, entry.measured
-    for name in ("m", "n", "k"):
+    for name in ("m", "n", "k", "batch"):
         if getattr(problem, name) > MAX_EXTENT:
             yield f"{name} is {getattr(problem, name)}: kernels take at most {MAX_EXTENT}"
     illegal = illegal_reason(entry.config, KernelSpec.of(problem), device)

@@ -20,7 +20,7 @@ from cupygemm.choice import Choice
 from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec
 from cupygemm.defaults import default_config
 from cupygemm.device import DeviceSpec
-from cupygemm.dtypes import DTYPES, OPERAND_DTYPES
+from cupygemm.dtypes import DTYPES, OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
 from cupygemm.in_force import InForce, Source
@@ -306,13 +306,13 @@ def problem_of(a: Any, b: Any, out: Any, out_dtype: str | None = None, epilogue:
 
 def unposed_reason(problem: Problem) -> str | None:
     """Why `matmul` never asks for this problem when its operands have no gaps between rows, or None when it does."""
-    if problem.out_dtype not in (problem.a_dtype, "float32"):
-        return f"matmul's result has the operands' dtype, {problem.a_dtype}, or float32, not {problem.out_dtype}"
+    if problem.out_dtype not in RESULT_DTYPES:
+        return f"own kernels give {' or '.join(RESULT_DTYPES)}, not {problem.out_dtype}"
     itemsize = DTYPES[problem.a_dtype].bytes
     shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}
-    for (name, shape), letter in zip(shapes.items(), problem.layout, strict=True):
-        rows, columns = shape
-        strides = (columns * itemsize, itemsize) if letter == "n" else (itemsize, rows * itemsize)
+    for (name, (rows, columns)), letter in zip(shapes.items(), problem.layout, strict=True):
+        row, column = (columns * itemsize, itemsize) if letter == "n" else (itemsize, rows * itemsize)
+        shape, strides = (problem.batch, rows, columns), (rows * columns * itemsize, row, column)
         dtype, data = SimpleNamespace(itemsize=itemsize), SimpleNamespace(ptr=0)
         array = SimpleNamespace(shape=shape, strides=strides, dtype=dtype, data=data)
         reason = misaligned_reason(array, letter == "t")

@@ -1,4 +1,4 @@
-"""What a kernel does to the accumulators before it stores them: `Epilogue`, and the same in NumPy or CuPy.
+"""What a kernel does to the accumulators before it stores them: `Epilogue`.
 
     out = activation(alpha · (a · b) + bias + beta · residual)
 
@@ -7,25 +7,15 @@ all of it in fp32, rounded once to the dtype of the result.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
-
-import numpy as np
+from typing import Self
 
 from cupygemm.errors import ProblemError
-
-Array = Any
-"""A NumPy or CuPy array."""
 
 NONE = "none"
 BIASES = (NONE, "n", "m")
 """Of none, of one element a column (length n), of one a row (length m)."""
 ACTIVATIONS = (NONE, "relu", "gelu", "gelu_tanh", "silu")
-
-SLOPES = {NONE: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
-"""How much an activation magnifies an error of its input, at most."""
 
 
 @dataclass(frozen=True)
@@ -76,29 +66,6 @@ class Epilogue:
             "" if self.activation == NONE else self.activation,
         )
         return "+".join(filter(None, terms)) or NONE
-
-
-def activated(name: str, values: Array, erf: Callable[[Array], Array]) -> Array:
-    """An activation in the dtype of `values`, a NumPy or CuPy array.
-
-    Args:
-        name: one of `ACTIVATIONS`.
-        erf: the error function of the library that the array is of.
-    """
-    if name == "relu":
-        return np.maximum(values, 0)
-    if name == "gelu":
-        return 0.5 * values * (1.0 + erf(values / math.sqrt(2.0)))
-    if name == "gelu_tanh":
-        return _times_sigmoid(values, 2.0 * math.sqrt(2.0 / math.pi) * (values + 0.044715 * values * values * values))
-    if name == "silu":
-        return _times_sigmoid(values, values)
-    return values
-
-
-def _times_sigmoid(values: Array, argument: Array) -> Array:
-    # 0.5 + tanh / 2 does not overflow, which 1 / (1 + exp) does. NumPy's ufuncs take CuPy arrays too.
-    return values * (0.5 + 0.5 * np.tanh(0.5 * argument))
 
 
 def activation_code(name: str, real: str) -> str:

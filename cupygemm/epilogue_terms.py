@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupygemm.config import KernelSpec
+from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.dtypes import DTYPES
 from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.errors import ProblemError
@@ -12,16 +12,25 @@ from cupygemm.placement import check_array, check_rows
 from cupygemm.problem import Problem
 
 
+def pair_alignment(columns: int, itemsize: int) -> int:
+    """To how many bytes bias and residual are aligned: where rows of the result are, a kernel reads pairs.
+
+    Args:
+        columns: of the result.
+        itemsize: of its elements.
+    """
+    return itemsize * (1 if columns * itemsize % TMA_ALIGNMENT else 2)
+
+
 class EpilogueTerms:
     """Checks the values of a problem's epilogue and puts them where a kernel finds them."""
 
-    def __init__(self, problem: Problem, spec: KernelSpec) -> None:
+    def __init__(self, problem: Problem) -> None:
         self._epilogue = Epilogue.parse(problem.epilogue)
         self._dtype = problem.out_dtype
         self._bias_length = {NONE: 0, "n": problem.n, "m": problem.m}[self._epilogue.bias]
         self._shape = problem.matrix(problem.m, problem.n)
-        # A kernel whose result has aligned rows reads pairs.
-        self._alignment = DTYPES[problem.out_dtype].bytes * (2 if spec.out_aligned else 1)
+        self._alignment = pair_alignment(problem.n, DTYPES[problem.out_dtype].bytes)
 
     def fill(self, arguments: Any, bias: Any, residual: Any, alpha: float, beta: float) -> None:
         """Writes what the epilogue reads into the arguments of a launch.

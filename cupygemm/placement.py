@@ -51,7 +51,10 @@ def unstorable_reason(array: Any) -> str | None:
         return f"its rows are {row} bytes apart: they overlap, run backwards or start between elements"
     if len(array.shape) > 2 and array.shape[0] > 1:
         step = array.strides[0]
-        if step < (rows - 1) * row + columns * itemsize or step % itemsize:
+        apart = step >= (rows - 1) * row + columns * itemsize
+        # Or between one another: a row of each, then the next row of each.
+        between = step >= columns * itemsize and array.shape[0] * step <= row
+        if not (apart or between) or step % itemsize:
             return f"its matrices are {step} bytes apart: they overlap, run backwards or start between elements"
     return None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cupygemm import driver, tensor_map
 from cupygemm.compiler import CompiledKernel
-from cupygemm.config import KernelConfig, loaded_bytes, shared_bytes
+from cupygemm.config import KernelConfig, KernelSpec, loaded_bytes, shared_bytes
 from cupygemm.epilogue import NONE
 from cupygemm.epilogue_terms import EpilogueTerms
 from cupygemm.errors import ConfigError, LaunchError, ProblemError
@@ -130,11 +130,13 @@ class Plan:
                 they do, so nothing here measures or searches with it unless told to.
 
         Raises:
-            ProblemError: the problem is larger than TMA's coordinates.
+            ProblemError: the problem is larger than TMA's coordinates, or of another spec than the kernel.
         """
         reason = oversize_reason(problem)
         if reason is not None:
             raise ProblemError(reason)
+        if KernelSpec.of(problem) != kernel.compiled.spec:
+            raise ProblemError(f"{problem} asks for {KernelSpec.of(problem)}: the kernel is of {kernel.compiled.spec}")
         config = kernel.compiled.config
         tiles_m = -(-problem.m // (config.block_m * config.cluster_m))
         tiles_n = -(-problem.n // (config.block_n * config.cluster_n))
@@ -168,7 +170,7 @@ class Plan:
             policy_out=_L2_POLICIES[config.keep_out],
         )
         self._no_map = TensorMap()
-        self._epilogue = None if problem.epilogue == NONE else EpilogueTerms(problem, spec)
+        self._epilogue = None if problem.epilogue == NONE else EpilogueTerms(problem)
         self._dependent_launch = None
         if dependent_launch:
             function = kernel.kernel.kernel.ptr
@@ -222,12 +224,7 @@ class Plan:
         b_matrix = matrix_of("b", b, problem.matrix(problem.k, problem.n), spec.b_dtype, spec.b_major == "k")
         map_a = tensor_map.encode(a_matrix, self._a_box)
         map_b = tensor_map.encode(b_matrix, self._b_box)
-        shape = problem.matrix(problem.m, problem.n)
-        map_out = self._no_map
-        if self.kernel.compiled.config.store_stages:
-            map_out = tensor_map.encode(matrix_of("out", out, shape, spec.out_dtype, False), self._out_box)
-        else:
-            check_rows("out", out, shape, spec.out_dtype)
+        map_out = self._out_map(out)
         arguments = _Arguments.from_buffer_copy(self._template)
         arguments.out = out.data.ptr
         arguments.out_row_stride = out.strides[-2] // out.dtype.itemsize
@@ -239,6 +236,15 @@ class Plan:
             arguments.a_batch_bytes, arguments.b_batch_bytes = a_matrix.depth_stride, b_matrix.depth_stride
             arguments.out_batch_stride = out.strides[0] // out.dtype.itemsize
         return map_a, map_b, map_out, arguments
+
+    def _out_map(self, out: Any) -> TensorMap:
+        """The descriptor with which TMA stores the result; none where it is stored from registers."""
+        problem, dtype = self.problem, self.kernel.compiled.spec.out_dtype
+        shape = problem.matrix(problem.m, problem.n)
+        check_rows("out", out, shape, dtype)  # TMA copies from rows that overlap, and would store to them too
+        if self.kernel.compiled.config.store_stages == 0:
+            return self._no_map
+        return tensor_map.encode(matrix_of("out", out, shape, dtype, False), self._out_box)
 
     def launch(self, operands: Operands) -> None:
         """The same on a record, for what measures and verifies; `matmul` saves the host the making of one.

@@ -35,12 +35,14 @@ class PosedStack(NamedTuple):
         a: [batch, m, k].
         b: [batch, k, n].
         shape: of the result as NumPy has it: batch·m·n elements, in the order of [batch, m, n].
+        has_row_axis: whether the last axis of `shape` but n is m; a left operand of one axis leaves none.
         has_column_axis: whether the last axis of `shape` is n; a right operand of one axis leaves none.
     """
 
     a: Stack
     b: Stack
     shape: tuple[int, ...]
+    has_row_axis: bool
     has_column_axis: bool
 
     @property
@@ -50,26 +52,27 @@ class PosedStack(NamedTuple):
 
     def matrix_of(self, out: Any) -> Stack | None:
         """An array of `shape` as a stack; None where its matrices are not equally far apart."""
-        axes = len(self.shape) - (2 if self.has_column_axis else 1)
         shape, strides = out.shape, out.strides
         if not self.has_column_axis:
             shape, strides = (*shape, 1), (*strides, out.dtype.itemsize)
-        return _stacked(out, shape[:axes], strides[:axes], shape[axes:], strides[axes:])
+        if not self.has_row_axis:
+            shape, strides = (*shape[:-1], 1, shape[-1]), (*strides[:-1], 0, strides[-1])
+        return _stacked(out, shape[:-2], strides[:-2], shape[-2:], strides[-2:])
 
 
 def pose_stack(a: Any, b: Any) -> PosedStack | None:
     """The product of two arrays as one of two stacks, each broadcast to the other; None where it is none.
 
-    None too where axes before the last two are no single axis of equal steps, even where they are broadcast.
+    A single axis becomes the row of each left matrix, or the column of each right one. None too where the axes before
+    the last two are no single axis of equal steps once they are broadcast: (1, 5, m, k) by (3, 1, k, n), for one.
 
     Args:
-        a, b: CuPy arrays, at least one with more than two axes.
+        a, b: CuPy arrays, or NumPy's with `data.ptr`. Without one of more than two axes there is no stack.
     """
     if a.ndim == 0 or b.ndim == 0 or max(a.ndim, b.ndim) < 3:
         return None
-    item = a.dtype.itemsize
     a_shape, a_strides = (a.shape, a.strides) if a.ndim > 1 else ((1, *a.shape), (0, *a.strides))
-    b_shape, b_strides = (b.shape, b.strides) if b.ndim > 1 else ((*b.shape, 1), (*b.strides, item))
+    b_shape, b_strides = (b.shape, b.strides) if b.ndim > 1 else ((*b.shape, 1), (*b.strides, b.dtype.itemsize))
     if a_shape[-1] != b_shape[-2]:
         return None
     axes = max(len(a_shape), len(b_shape)) - 2
@@ -82,7 +85,7 @@ def pose_stack(a: Any, b: Any) -> PosedStack | None:
     if left is None or right is None:
         return None
     shape = (*batch, *a_shape[-2:-1] * (a.ndim > 1), *b_shape[-1:] * (b.ndim > 1))
-    return PosedStack(left, right, shape, b.ndim > 1)
+    return PosedStack(left, right, shape, a.ndim > 1, b.ndim > 1)
 
 
 def _broadcast(before: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

@@ -5,11 +5,9 @@ One, where a user who writes `gelu(a @ b + bias)` has a kernel for each operator
 
 from __future__ import annotations
 
-from typing import Any
-
-from cupygemm import driver
 from cupygemm.cublas import Cublas
-from cupygemm.epilogue import NONE, Epilogue, activation_code
+from cupygemm.elementwise import epilogue_kernel
+from cupygemm.epilogue import Epilogue
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 
@@ -21,7 +19,7 @@ class Unfused:
         """Compiles nothing yet; the first launch does."""
         epilogue = Epilogue.parse(problem.epilogue)
         self._cublas = cublas
-        self._rest = None if epilogue in (Epilogue(), Epilogue(scaled=True)) else _elementwise(epilogue)
+        self._rest = None if epilogue in (Epilogue(), Epilogue(scaled=True)) else epilogue_kernel(epilogue)
         self._bias_down = epilogue.bias == "m"
 
     def launch(self, operands: Operands) -> None:
@@ -36,12 +34,5 @@ class Unfused:
         if self._rest is not None:
             bias = operands.bias[:, None] if self._bias_down else operands.bias
             terms = [term for term in (bias, operands.residual) if term is not None]
-            self._rest(operands.out, *terms, operands.beta, operands.out)
-
-
-def _elementwise(epilogue: Epilogue) -> Any:
-    has_bias = epilogue.bias != NONE
-    inputs = ["T product", "T bias" * has_bias, "T residual" * epilogue.residual, "float32 beta"]
-    added = ["float(product)", "float(bias)" * has_bias, "beta * float(residual)" * epilogue.residual]
-    code = f"float x = {' + '.join(filter(None, added))}; out = T({activation_code(epilogue.activation, 'float')});"
-    return driver.cupy().ElementwiseKernel(", ".join(filter(None, inputs)), "T out", code, "cupygemm_unfused")
+            # cuBLAS has multiplied by alpha.
+            self._rest(operands.out, *terms, 1.0, operands.beta, operands.out)

@@ -8,6 +8,7 @@ bound sees one wrong element among millions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Self
@@ -15,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from cupygemm.dtypes import DTYPES
-from cupygemm.epilogue import NONE, SLOPES, Epilogue, activated
+from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 
@@ -149,6 +150,8 @@ class Reference:
         return cls(product, bound.astype(np.float32), norm, _ratio(allowed, norm))
 
 
+SLOPES = {NONE: 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
+"""How much an activation magnifies an error of its input, at most."""
 EPILOGUE_TOLERANCE = 2.0**-19
 """Of what an epilogue adds up, and of an activation's input: a few roundings in fp32, and approximations of exp and erf
 that are right to 2^-20 of it."""
@@ -171,6 +174,29 @@ def _with_epilogue(
     slope = SLOPES[epilogue.activation]
     off = slope * (abs(operands.alpha) * accumulated + EPILOGUE_TOLERANCE * added)
     return activated(epilogue.activation, result, _erf(result)), slope * added, off
+
+
+def activated(name: str, values: Array, erf: Callable[[Array], Array]) -> Array:
+    """An activation in the dtype of `values`.
+
+    Args:
+        name: of `epilogue.ACTIVATIONS`.
+        erf: the error function of the library that the array is of.
+    """
+    if name == "relu":
+        return np.maximum(values, 0)
+    if name == "gelu":
+        return 0.5 * values * (1.0 + erf(values / math.sqrt(2.0)))
+    if name == "gelu_tanh":
+        return _times_sigmoid(values, 2.0 * math.sqrt(2.0 / math.pi) * (values + 0.044715 * values * values * values))
+    if name == "silu":
+        return _times_sigmoid(values, values)
+    return values
+
+
+def _times_sigmoid(values: Array, argument: Array) -> Array:
+    # 0.5 + tanh / 2 does not overflow, which 1 / (1 + exp) does. NumPy's ufuncs take CuPy arrays too.
+    return values * (0.5 + 0.5 * np.tanh(0.5 * argument))
 
 
 def _erf(array: Array) -> Any:

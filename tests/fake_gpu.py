@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +16,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import compiler, driver, tensor_map, verify
+from cupygemm import compiler, driver, fused, tensor_map, unfused, verify
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
+from cupygemm.epilogue import Epilogue
 from cupygemm.operands import Launch, Operands
 from cupygemm.tensor_map import Box, Matrix, TensorMap
+from tests.fake_kernel import CudaError, FakeKernel, Launched, do_epilogue
 
 REGISTERS_AT_LAUNCH = {1: 248, 2: 168, 3: 128}
 """What ptxas gives a thread by the number of consumers: 65536 over the CTA's threads, in eights, at most 248."""
 
 Compute = Callable[[Any, Any, Any], None]
 """`compute(a, b, out)`."""
-
-
-class CudaError(RuntimeError):
-    """In place of CuPy's exceptions."""
 
 
 class FakeGraph:
@@ -122,60 +119,6 @@ class DeviceArray(np.ndarray):
         return SimpleNamespace(ptr=self.ctypes.data)
 
 
-@dataclass
-class Launched:
-    """A launch of a loaded kernel: CTAs, threads of one, bytes of shared memory, the device it went to, and whether it
-    may begin before the kernel before it has ended."""
-
-    grid: int
-    threads: int
-    shared_bytes: int
-    device: int
-    dependent: bool = False
-
-
-class FakeKernel:
-    """A function of a loaded module. It computes from host memory what its descriptors and arguments describe."""
-
-    def __init__(self, gpu: FakeGpu, compiled: CompiledKernel) -> None:
-        self.gpu = gpu
-        self.compiled = compiled
-        self.device = gpu.current[-1]
-        self.kernel = SimpleNamespace(ptr=id(self))
-        self.max_dynamic_shared_size_bytes = 48 * 1024
-        gpu._kernels.append(self)
-
-    def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], shared_mem: int) -> None:
-        gpu = self.gpu
-        if shared_mem > self.max_dynamic_shared_size_bytes or gpu.current[-1] != self.device:
-            raise CudaError("invalid argument")
-        gpu.launches.append(Launched(grid[0], block[0], shared_mem, self.device))
-        # Arguments are copied by the launch: what they point to may be gone when a graph is replayed.
-        map_a, map_b, map_out = (gpu.maps.get(pointer.address) for pointer in arguments[:3])
-        scalars = struct.unpack("<Qqiii", ctypes.string_at(arguments[3].address, 28))
-
-        def run() -> None:
-            self._compute(map_a, map_b, map_out, scalars)
-
-        if gpu.captured is None:
-            run()
-        else:
-            gpu.captured.append(run)
-
-    def _compute(self, map_a: Any, map_b: Any, map_out: Any, scalars: tuple[int, ...]) -> None:
-        spec, (out_pointer, row_stride, m, n, k) = self.compiled.spec, scalars
-        a, b = self.gpu.memory(map_a[0]), self.gpu.memory(map_b[0])
-        a, b = a.T if spec.a_major == "mn" else a, b if spec.b_major == "mn" else b.T
-        if self.compiled.config.store_stages:
-            out = self.gpu.memory(map_out[0])
-        else:
-            itemsize = verify.numpy_dtype(spec.out_dtype).itemsize
-            out = self.gpu.memory(Matrix(out_pointer, m, n, row_stride * itemsize, spec.out_dtype))
-        assert (a.shape, b.shape, out.shape) == ((m, k), (k, n), (m, n))
-        out[...] = np.nan  # tiles are stored while others are still to be read
-        product(a, b, out)
-
-
 class FakeGpu:
     """Attributes:
     clock_us: how long all launches so far took.
@@ -224,6 +167,8 @@ class FakeGpu:
         monkeypatch.setattr(driver, "DependentLaunch", self._dependent_launch)
         monkeypatch.setattr(compiler, "compile_kernel", self.compile)
         monkeypatch.setattr(tensor_map, "encode", self.encode)
+        for module in (fused, unfused):
+            monkeypatch.setattr(module, "epilogue_kernel", self.epilogue_kernel)
 
     def _max_active_clusters(self, function: int, cluster_size: int, threads: int, shared_bytes: int) -> int:
         if self.active_clusters is not None:
@@ -269,15 +214,19 @@ class FakeGpu:
         return array
 
     def memory(self, matrix: Matrix) -> np.ndarray[Any, Any]:
-        """The rows that a descriptor describes; all of them must have been allocated."""
+        """The rows that a descriptor describes, of a stack by matrices; all of them must have been allocated."""
         element = verify.numpy_dtype(matrix.dtype)
-        row_bytes = matrix.columns * element.itemsize
-        stride = matrix.row_stride if matrix.rows > 1 else row_bytes
-        size = (matrix.rows - 1) * stride + row_bytes
+        shape: tuple[int, ...] = (matrix.rows, matrix.columns)
+        strides: tuple[int, ...] = (matrix.row_stride, element.itemsize)
+        if matrix.depth:
+            shape, strides = (matrix.depth, *shape), (matrix.depth_stride, *strides)
+        # Along an axis of one nothing steps.
+        strides = tuple(0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
+        size = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + element.itemsize
         start, end = matrix.pointer, matrix.pointer + size
         assert any(low <= start and end <= high for low, high in self._spans), f"{matrix} was never allocated"
         raw = (ctypes.c_uint8 * size).from_address(start)
-        return np.ndarray((matrix.rows, matrix.columns), element, raw, 0, (stride, element.itemsize))
+        return np.ndarray(shape, element, raw, 0, strides)
 
     def matmul(self, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
         """Stands for `cupy.matmul`: 16-bit operands in float32, two matrices rounded before dtype= widens them."""
@@ -316,12 +265,20 @@ class FakeGpu:
                 compute(operands.a, operands.b, operands.out)
                 self.clock_us += cost_us
 
-            if self.captured is None:
-                run()
-            else:
-                self.captured.append(run)
+            self.run(run)
 
         return launch
+
+    def epilogue_kernel(self, epilogue: Epilogue, wide: str = "float32") -> Callable[..., None]:
+        """Stands for `elementwise.epilogue_kernel`; takes no time."""
+        return lambda *arguments: self.run(lambda: do_epilogue(epilogue, wide, *arguments))
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Does it now, or keeps it where a capture is under way."""
+        if self.captured is None:
+            work()
+        else:
+            self.captured.append(work)
 
     @property
     def cupy(self) -> Any:
@@ -361,8 +318,3 @@ class FakeGpu:
             ndarray=DeviceArray,
             RawModule=RawModule,
         )
-
-
-def product(a: Any, b: Any, out: Any) -> None:
-    """Right: fp32 products, rounded once."""
-    out[...] = a.astype(np.float32) @ b.astype(np.float32)

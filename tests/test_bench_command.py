@@ -18,10 +18,12 @@ from rich.console import Console
 
 from cupygemm import cli, gpu_lock, in_force, measure, provenance, telemetry
 from cupygemm.commands import bench_run, bench_view
+from cupygemm.epilogue import Epilogue
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.suites import SUITES
-from tests.fake_gpu import FakeGpu, product
+from tests.fake_gpu import FakeGpu
+from tests.fake_kernel import product
 from tests.fake_products import SMALL, bundle_of, fresh_gpu
 
 TUNED, OTHER = Problem(24, 40, 16), Problem(8, 16, 24)
@@ -37,7 +39,7 @@ class FakeLt:
     def __init__(self, gpu: FakeGpu) -> None:
         self.run = gpu.kernel(product, 9.0)
 
-    def algorithms(self, operands: Operands, count: int) -> list[Any]:
+    def algorithms(self, operands: Operands, count: int, epilogue: Epilogue) -> list[Any]:
         return [self]
 
 

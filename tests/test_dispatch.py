@@ -19,7 +19,8 @@ from cupygemm.device import H200, DeviceSpec
 from cupygemm.dispatch import Dispatcher, unposed_reason
 from cupygemm.errors import BundleError, CaptureError, CompileError
 from cupygemm.problem import Problem
-from tests.fake_gpu import CudaError, FakeGpu
+from tests.fake_gpu import FakeGpu
+from tests.fake_kernel import CudaError
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
 
 BLACKWELL = DeviceSpec("NVIDIA B200", (10, 0), 148, 232448, 130 << 20, 1965)
@@ -219,10 +220,10 @@ def test_what_would_run_elsewhere_is_said_without_compiling(gpu: FakeGpu) -> Non
         (Problem(64, 1, 64, layout="nt"), None),
         (Problem(1, 64, 60), None),
         (Problem(64, 64, 64, out_dtype="float32"), None),
-        (
-            Problem(64, 64, 64, out_dtype="bfloat16"),
-            "matmul's result has the operands' dtype, float16, or float32, not",
-        ),
+        (Problem(64, 64, 64, out_dtype="bfloat16"), None),
+        (Problem(64, 64, 64, out_dtype="float8_e5m2"), "own kernels give float16 or bfloat16 or float32, not"),
+        (Problem(1, 64, 64, 3), None),
+        (Problem(1, 64, 60, 3), "TMA cannot copy a where its rows lie without gaps: matrices are 120 bytes apart"),
     ],
 )
 def test_problems_that_matmul_never_asks_for_have_a_reason(problem: Problem, words: str | None) -> None:

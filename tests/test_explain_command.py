@@ -79,7 +79,7 @@ def test_a_program_gets_the_whole_answer(explain: Explain, path: Path, monkeypat
     [
         (("8x8x8",), "no bundle in force has a config for it"),
         (("60x64x60",), "TMA cannot copy a"),
-        ((PROBLEM.shape, "--out-dtype", "bfloat16"), "not bfloat16"),
+        ((PROBLEM.shape, "--out-dtype", "bfloat16"), "no bundle in force has a config for it"),
     ],
 )
 def test_a_fall_back_has_its_reason(explain: Explain, path: Path, args: tuple[str, ...], words: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from cupygemm import driver, graphs, measure, telemetry
 from cupygemm.cublas import NOT_SUPPORTED, CublasError
 from cupygemm.device import H200
+from cupygemm.epilogue import Epilogue
 from cupygemm.errors import LaunchError, VerificationError
 from cupygemm.graphs import capture, interleave, sustain
 from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, THOROUGH, Bench, num_launches, num_sets
@@ -17,7 +18,8 @@ from cupygemm.measurement import Status
 from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
-from tests.fake_gpu import FakeGpu, product
+from tests.fake_gpu import FakeGpu
+from tests.fake_kernel import product
 
 PROBLEM = Problem(24, 40, 64)
 BASELINE_US = 10.0
@@ -45,7 +47,7 @@ class FakeLt:
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu = gpu
 
-    def algorithms(self, operands: Operands, count: int) -> list[Any]:
+    def algorithms(self, operands: Operands, count: int, epilogue: Epilogue) -> list[Any]:
         return [FakeAlgorithm(self.gpu, cost) for cost in (12.0, None, 8.0, 9.0)]
 
 

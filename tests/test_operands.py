@@ -67,7 +67,10 @@ OPERANDS: dict[str, tuple[Callable[[FakeGpu, Any, Any], tuple[Any, Any]], str]] 
     "a is NumPy's": (lambda gpu, a, b: (plain(a), b), "an operand is not a CuPy array"),
     "b is a list": (lambda gpu, a, b: (a, [[1.0]]), "an operand is not a CuPy array"),
     "no axes": (lambda gpu, a, b: (a, b[:1, :1].reshape(())), "operands have 2 and 0 axes"),
-    "a stack on the right": (lambda gpu, a, b: (a, b[None].repeat(2, 0)), "operands have 2 and 3 axes"),
+    "stacks of unequal steps": (
+        lambda gpu, a, b: (a, b[None, None].repeat(2, 0).repeat(4, 1)[:, :3]),
+        "operands have 2 and 4 axes, and are no two matrices or stacks of equal steps",
+    ),
     "float32": (lambda gpu, a, b: (a.astype("f4"), b.astype("f4")), "operands are float32 and float32"),
     "mixed": (lambda gpu, a, b: (a, b.astype("f4")), "operands are float16 and float32"),
     "shapes": (lambda gpu, a, b: (a, b[:-1]), "shapes (24, 16) and (15, 40) do not match"),

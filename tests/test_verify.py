@@ -184,7 +184,8 @@ def test_broken_guards_fail_an_otherwise_right_result() -> None:
 def test_operands_lie_as_the_layout_says(shape: tuple[int, int, int], layout: str) -> None:
     m, n, k = shape
     problem = Problem(m, n, k, layout=layout, out_dtype="float32")
-    a, b, out = draw_operands(np.random.default_rng(0), problem, ZERO_MEAN)
+    a, b, out, bias, residual, *factors = draw_operands(np.random.default_rng(0), problem, ZERO_MEAN)
+    assert (bias, residual, factors) == (None, None, [1.0, 1.0])
     assert (a.shape, b.shape, out.shape) == ((m, k), (k, n), (m, n))
     assert (out.dtype, out.strides) == (np.float32, (4 * n, 4))
     for array, letter in ((a, layout[0]), (b, layout[1])):

@@ -1,6 +1,6 @@
 // Arithmetic of epilogues.
 #pragma once
-#include "types.cuh"
+#include "ptx/types.cuh"
 
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;

@@ -50,11 +50,10 @@ def unstorable_reason(array: Any) -> str | None:
     if rows > 1 and (row < columns * itemsize or row % itemsize):
         return f"its rows are {row} bytes apart: they overlap, run backwards or start between elements"
     if len(array.shape) > 2 and array.shape[0] > 1:
-        step = array.strides[0]
-        apart = step >= (rows - 1) * row + columns * itemsize
-        # Or between one another: a row of each, then the next row of each.
-        between = step >= columns * itemsize and array.shape[0] * step <= row
-        if not (apart or between) or step % itemsize:
+        step, width = array.strides[0], columns * itemsize
+        # One after the other, or side by side in rows that hold one of each, as attention heads lie.
+        apart = step >= (rows - 1) * row + width or (step >= width and row >= (array.shape[0] - 1) * step + width)
+        if not apart or step % itemsize:
             return f"its matrices are {step} bytes apart: they overlap, run backwards or start between elements"
     return None
 

@@ -5,7 +5,6 @@ On arrays of the fake GPU and, where CuPy is installed, on CuPy's over host memo
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -13,26 +12,10 @@ import numpy as np
 import pytest
 
 from cupygemm.posing import overlap, pose
-from tests.fake_gpu import FakeGpu
-
-Make = Callable[[tuple[int, ...]], Any]
+from tests.viewable_arrays import KINDS, Make, on_fake_gpu
 
 
-def on_fake_gpu(shape: tuple[int, ...]) -> Any:
-    return FakeGpu().empty(shape, np.float16)
-
-
-def of_cupy(shape: tuple[int, ...]) -> Any:
-    cupy = pytest.importorskip("cupy")
-    host = np.zeros(max(1, int(np.prod(shape))), np.float16)
-    memory = cupy.cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, 0)
-    return cupy.ndarray(shape, np.float16, cupy.cuda.MemoryPointer(memory, 0))
-
-
-without_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
-
-
-@pytest.fixture(params=[on_fake_gpu, pytest.param(of_cupy, marks=without_cupy)])
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest) -> Make:
     return request.param
 

@@ -20,7 +20,7 @@ from cupygemm.repeats import Repeats
 from cupygemm.text import count
 
 _dispatcher = Dispatcher()
-_repeats = Repeats(_dispatcher)
+_repeats = Repeats()
 
 
 def matmul(
@@ -86,7 +86,7 @@ def matmul(
     terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
     plain = not (options or terms.any())
     if plain:
-        result = _repeats.answer(a, b, out)
+        result = _repeats.answer(_dispatcher, a, b, out)
         if result is not None:
             return result
     with _device_of(a, b):

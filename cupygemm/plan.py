@@ -241,10 +241,10 @@ class Plan:
         """The descriptor with which TMA stores the result; none where it is stored from registers."""
         problem, dtype = self.problem, self.kernel.compiled.spec.out_dtype
         shape = problem.matrix(problem.m, problem.n)
+        by_tma = self.kernel.compiled.config.store_stages > 0
+        found = tensor_map.encode(matrix_of("out", out, shape, dtype, False), self._out_box) if by_tma else self._no_map
         check_rows("out", out, shape, dtype)  # TMA copies from rows that overlap, and would store to them too
-        if self.kernel.compiled.config.store_stages == 0:
-            return self._no_map
-        return tensor_map.encode(matrix_of("out", out, shape, dtype, False), self._out_box)
+        return found
 
     def launch(self, operands: Operands) -> None:
         """The same on a record, for what measures and verifies; `matmul` saves the host the making of one.

@@ -44,23 +44,23 @@ class _Known(NamedTuple):
 class Repeats:
     """The calls that are known; as long as the bundles in force stay the same."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self) -> None:
         """Nothing is known yet."""
-        self._dispatcher = dispatcher
         self._known: dict[Any, _Known] = {}
-        self._generation = dispatcher.generation
+        self._of: tuple[Dispatcher, int] | None = None
 
-    def answer(self, a: Any, b: Any, out: Any) -> Any:
+    def answer(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any) -> Any:
         """The product, or None where this call is not like one before, or its arrays lie so that it matters.
 
         Args:
+            dispatcher: that of `learn`: what another one, or other bundles, were asked for is forgotten.
             a, b, out: anything.
 
         Raises:
             LaunchError: the driver refused the launch.
         """
-        if self._generation != self._dispatcher.generation:
-            self._known, self._generation = {}, self._dispatcher.generation
+        if self._of != (dispatcher, dispatcher.generation):
+            self._known, self._of = {}, (dispatcher, dispatcher.generation)
         if not self._known:
             return None
         cupy = driver.cupy()
@@ -68,7 +68,7 @@ class Repeats:
         if known is None or cupy.cuda.runtime.getDevice() != a.data.device_id:
             return None
         a_place, b_place = a.data.ptr, b.data.ptr
-        result = cupy.ndarray(known.shape, known.dtype) if out is None else out
+        result = cupy.empty(known.shape, known.dtype) if out is None else out
         place = result.data.ptr
         if (a_place | b_place | place) % TMA_ALIGNMENT or (out is not None and known.overlaps(a_place, b_place, place)):
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import compiler, driver, fused, tensor_map, unfused, verify
+from cupygemm import compiler, driver, fused, prepared, tensor_map, unfused, verify
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
@@ -27,6 +27,9 @@ from tests.fake_kernel import CudaError, FakeKernel, Launched, do_epilogue
 
 REGISTERS_AT_LAUNCH = {1: 248, 2: 168, 3: 128}
 """What ptxas gives a thread by the number of consumers: 65536 over the CTA's threads, in eights, at most 248."""
+
+NO_MAP = Matrix(0, 1, 1, 16, "float16"), Box(1, 8)
+"""In place of the descriptor of a result that TMA does not store."""
 
 Compute = Callable[[Any, Any, Any], None]
 """`compute(a, b, out)`."""
@@ -116,7 +119,7 @@ class DeviceArray(np.ndarray):
     @property
     def data(self) -> Any:
         """Its memory."""
-        return SimpleNamespace(ptr=self.ctypes.data)
+        return SimpleNamespace(ptr=self.ctypes.data, device_id=self.home.id)
 
 
 class FakeGpu:
@@ -167,6 +170,8 @@ class FakeGpu:
         monkeypatch.setattr(driver, "DependentLaunch", self._dependent_launch)
         monkeypatch.setattr(compiler, "compile_kernel", self.compile)
         monkeypatch.setattr(tensor_map, "encode", self.encode)
+        monkeypatch.setattr(prepared, "copied", lambda each: self.encode(*self.maps.get(each.address, NO_MAP)))
+        monkeypatch.setattr(prepared, "_driver_calls", lambda: (self._launch, self._replace_address))
         for module in (fused, unfused):
             monkeypatch.setattr(module, "epilogue_kernel", self.epilogue_kernel)
 
@@ -184,6 +189,22 @@ class FakeGpu:
             self.launches[-1].dependent = True
 
         return launch
+
+    def _launch(self, config: int, function: int, parameters: int, extra: None) -> int:
+        """Stands for cuLaunchKernelEx."""
+        told = prepared._LaunchConfig.from_address(config)
+        assert (told.stream or 0) == self.stream.ptr
+        (kernel,) = (each for each in self._kernels if each.kernel.ptr == function)
+        addresses = (ctypes.c_void_p * 4).from_address(parameters)
+        arguments = tuple(SimpleNamespace(address=each) for each in addresses)
+        kernel((told.grid[0],), (told.block[0],), arguments, told.shared_bytes)
+        return 0
+
+    def _replace_address(self, descriptor: int, place: int) -> int:
+        """Stands for cuTensorMapReplaceAddress."""
+        matrix, box = self.maps[descriptor]
+        self.maps[descriptor] = replace(matrix, pointer=place), box
+        return 0
 
     def compile(self, spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
         """Stands for `compiler.compile_kernel`."""
@@ -305,7 +326,7 @@ class FakeGpu:
             Stream=lambda non_blocking: gpu.stream,
             get_current_stream=lambda: gpu.stream,
             get_elapsed_time=lambda start, end: (end.at_us - start.at_us) / 1000,
-            runtime=SimpleNamespace(CUDARuntimeError=CudaError),
+            runtime=SimpleNamespace(CUDARuntimeError=CudaError, getDevice=lambda: gpu.current[-1]),
             driver=SimpleNamespace(CUDADriverError=CudaError),
             function=SimpleNamespace(CPointer=lambda address: SimpleNamespace(address=address)),
         )

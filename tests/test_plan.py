@@ -96,11 +96,11 @@ def test_the_driver_says_how_many_clusters_fit(gpu: FakeGpu, monkeypatch: pytest
 
 @pytest.mark.parametrize("axis", ["m", "n", "k", "batch"])
 def test_sizes_end_where_coordinates_do(gpu: FakeGpu, axis: str) -> None:
-    kernel = loaded(gpu, SMALL.swapped(store_stages=0))
-    problem = Problem(64, 64, 64)
-    assert Plan(replace(problem, **{axis: MAX_EXTENT}), kernel).grid >= 1
+    largest, larger = (replace(Problem(64, 64, 64), **{axis: MAX_EXTENT + more}) for more in (0, 1))
+    kernel = loaded(gpu, SMALL.swapped(store_stages=0), largest)
+    assert Plan(largest, kernel).grid >= 1
     with pytest.raises(ProblemError, match="sizes up to"):
-        Plan(replace(problem, **{axis: MAX_EXTENT + 1}), kernel)
+        Plan(larger, kernel)
 
 
 def test_the_last_coordinate_of_the_largest_tile_fits_32_bits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,3 +144,39 @@ def test_stacks_and_epilogues_in_a_graph() -> None:
         stream.synchronize()
     total = wide(a) @ wide(b) + wide(bias)
     assert close(out, activated("silu", total, None), 64)
+
+
+def test_repeated_calls_from_several_threads() -> None:
+    """The same shapes at once on a stream each, with operands that change from call to call, and fresh threads."""
+    cupy = driver.cupy()
+    sets = [(draw(64, 72, seed=seed), draw(72, 80, seed=seed + 99)) for seed in range(16)]
+    wanted = [cupygemm.matmul(a, b) for a, b in sets]
+    cupy.cuda.Device().synchronize()
+    failures: list[int] = []
+
+    def work(first: int) -> None:
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            different = cupy.zeros((), dtype=cupy.int64)
+            for turn in range(2000):
+                which = (first + 5 * turn) % len(sets)
+                different += (cupygemm.matmul(*sets[which]) != wanted[which]).sum()
+            stream.synchronize()
+            failures.append(int(different))
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == [0, 0, 0, 0]
+
+
+def test_a_thread_that_has_not_used_cuda() -> None:
+    a, b, out = draw(64, 72), draw(72, 80, seed=1), driver.cupy().empty((64, 80), "float16")
+    wanted = cupygemm.matmul(a, b)
+    cupygemm.matmul(a, b, out=out)
+    out.fill(0)
+    thread = threading.Thread(target=lambda: cupygemm.matmul(a, b, out=out))
+    thread.start()
+    thread.join()
+    assert bool((out == wanted).all())

@@ -93,7 +93,8 @@ def restrictions(names: Sequence[str], sizes: Mapping[str, int], points: Collect
         sizes: how many values each has.
         points: their values; all different.
     """
-    found, before = [], 1
+    found: list[str] = []
+    before = 1
     for length in range(1, len(names) + 1):
         prefixes = sorted({tuple(point[:length]) for point in points})
         if len(prefixes) < before * sizes[names[length - 1]] or (length == len(names) and not found):

@@ -19,13 +19,15 @@ import argparse
 import shlex
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.progress import track
+from rich.progress import MofNCompleteColumn
+from rich.progress import Progress as RichProgress
 
 from bench.comparison import contenders, picture, summary
 from bench.comparison.cases import Source, load, sources
@@ -105,13 +107,25 @@ def _search(chosen: Sequence[Source], options: argparse.Namespace) -> None:
     progress = Progress(options.progress)
     missing = [search for search in _planned(chosen, options) if search.key not in progress.done]
     until = time.monotonic() + 60 * options.minutes
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_run, search, options.progress.parent): search.key for search in missing}
-        for future in track(as_completed(futures), "searching", len(futures)):
-            if not future.cancelled():
-                progress.add(futures[future], future.result())
-            if time.monotonic() > until:
-                pool.shutdown(wait=False, cancel_futures=True)
+    with (
+        ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
+        RichProgress(*RichProgress.get_default_columns(), MofNCompleteColumn()) as shown,
+    ):
+        task = shown.add_task("searching", total=len(missing))
+        waiting = deque(missing)
+        running: dict[Future[Outcome], Key] = {}
+        while running or (waiting and time.monotonic() < until):
+            # A few more than there are processes, so that none waits for this one.
+            while waiting and len(running) < 2 * options.jobs and time.monotonic() < until:
+                search = waiting.popleft()
+                running[pool.submit(_run, search, options.progress.parent)] = search.key
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                key, error = running.pop(future), future.exception()
+                if error is None:
+                    progress.add(key, future.result())
+                else:
+                    shown.print(f"{key.strategy}, seed {key.seed}: not done: {error!r}")
+                shown.advance(task)
 
 
 def _run(search: Search, work: Path) -> Outcome:

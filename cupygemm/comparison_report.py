@@ -8,8 +8,6 @@ from typing import Any
 from cupygemm.blocks import table
 
 MISSING = "–"
-NEVER = "never"
-"""Where half of the searches did not get as far as chance does."""
 PACKAGES = {"kernel_tuner": "Kernel Tuner", "optuna": "Optuna"}
 
 
@@ -52,10 +50,15 @@ def _row(name: str, result: Mapping[str, Any], budgets: Sequence[str]) -> list[s
         strategy_name(name),
         MISSING if result["seeds"] is None else str(result["seeds"]),
         *(_spread(result, budget) for budget in budgets),
-        *(NEVER if over[budget] is None else f"{over[budget]:.0%}" for budget in budgets),
+        *(_over(over[budget], int(budgets[-1]) / int(budget)) for budget in budgets),
         f"{result['evaluations']:.0f}" if "evaluations" in result else MISSING,
         f"{seconds['median']:.1f}" if seconds else MISSING,
     ]
+
+
+def _over(value: float | None, most: float) -> str:
+    """A ratio; more than the longest search could show where half of them did not get as far as chance."""
+    return f"> {most:.0%}" if value is None else f"{value:.0%}"
 
 
 def _spread(result: Mapping[str, Any], budget: str) -> str:

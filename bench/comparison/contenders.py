@@ -75,6 +75,8 @@ def check(name: str) -> None:
         ConfigError: an unknown name, or a package is missing.
     """
     package = kind(name)
+    if name == "random":
+        raise ConfigError("strategy random: always takes part, as its exact expectation")
     if package == "cupygemm" and name not in (own.NEAREST, own.SEEDS):
         if name.removesuffix(own.SEEDED) not in STRATEGIES:
             raise ConfigError(f"strategy {name!r}: there are {', '.join(ALL)}")

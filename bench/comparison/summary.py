@@ -46,6 +46,7 @@ class _Chance:
         optimum_us: of the table.
         expected_us: of the best of as many random points as each budget has.
         worst_us: the slowest point that runs: what is taken for found where nothing is yet.
+        reached: (budget, evaluations) how likely random search is as good as `expected_us` after so many.
     """
 
     def __init__(self, case: Case, budgets: Sequence[int]) -> None:
@@ -53,6 +54,15 @@ class _Chance:
         self.optimum_us = case.optimum_us
         self.worst_us = max(us for us in times if np.isfinite(us))
         self.expected_us = [expected_best(times, min(budget, len(times))) for budget in budgets]
+        self.reached = np.array([_reached(times, us, max(budgets)) for us in self.expected_us])
+
+
+def _reached(times: Sequence[float], wanted_us: float, most: int) -> NDArray[np.float64]:
+    """How likely one of so many random points, from 1 to `most`, takes no longer: 1 − C(N − m, n) / C(N, n)."""
+    drawn = np.arange(min(most, len(times)))
+    slower = len(times) - sum(us <= wanted_us for us in times)
+    missed = np.cumprod(np.maximum(slower - drawn, 0) / (len(times) - drawn))
+    return 1.0 - np.pad(missed, (0, most - len(missed)), mode="edge")
 
 
 def _strategy(
@@ -85,7 +95,9 @@ def _strategy(
 
 
 def _random(chance: Mapping[str, _Chance], budgets: Sequence[int]) -> dict[str, Any]:
-    """By definition its scores are 0."""
+    """By definition its scores are 0. Half of its searches need less than what it needs to be as good on average."""
+    likely = np.mean([each.reached for each in chance.values()], axis=0) >= 0.5
+    needed = [row.argmax() + 1 if row.any() else np.inf for row in likely]
     zero = {str(budget): 0.0 for budget in budgets}
     return {
         "package": "cupygemm",
@@ -93,7 +105,7 @@ def _random(chance: Mapping[str, _Chance], budgets: Sequence[int]) -> dict[str, 
         "seeds": None,
         "score": zero,
         "stderr": zero,
-        "evaluations_over_random": {str(budget): 1.0 for budget in budgets},
+        "evaluations_over_random": _by(budgets, np.array(needed) / np.array(budgets)),
         "per_table": {
             name: {"score": zero, "fraction": _by(budgets, each.optimum_us / np.array(each.expected_us))}
             for name, each in chance.items()

@@ -144,7 +144,8 @@ def _document(chosen: Sequence[Source], options: argparse.Namespace) -> dict[str
             sys.stderr.write(f"{name}: not run on all tables yet and left out: {', '.join(lacking)}\n")
         searches = {each: by_seed for each, by_seed in searches.items() if by_seed}
         if searches:
-            groups.append(summary.group([load(member) for member in members], searches, options.budgets))
+            found = summary.group([load(member) for member in members], searches, options.budgets)
+            groups.append({**found, "left_out": lacking})
     return {
         "schema": COMPARISON_SCHEMA,
         "name": options.output.stem,

@@ -8,6 +8,8 @@ from typing import Any
 from cupygemm.blocks import table
 
 MISSING = "–"
+ENOUGH = 30
+"""Seeds from which on scores are worth comparing."""
 PACKAGES = {"kernel_tuner": "Kernel Tuner", "optuna": "Optuna"}
 
 
@@ -24,6 +26,7 @@ def parts(document: Mapping[str, Any]) -> list[str]:
         sizes = f"{points[0]:,}" if len(points) == 1 else f"{points[0]:,} to {points[-1]:,}"
         found.append(f"**{group['name']}**: {len(group['tables'])} tables of {sizes} points.")
         found.append(_scores(group, budgets))
+        found += _warnings(group)
         found += _per_table(group, budgets[len(budgets) // 2])
     versions = ", ".join(f"{name} {version}" for name, version in document["packages"].items())
     return [*found, f"Packages: {versions}."]
@@ -54,6 +57,17 @@ def _row(name: str, result: Mapping[str, Any], budgets: Sequence[str]) -> list[s
         f"{result['evaluations']:.0f}" if "evaluations" in result else MISSING,
         f"{seconds['median']:.1f}" if seconds else MISSING,
     ]
+
+
+def _warnings(group: Mapping[str, Any]) -> list[str]:
+    """What a reader of the scores should know first."""
+    seeds = [each["seeds"] for each in group["strategies"].values() if each["draws_lots"]]
+    found = []
+    if seeds and min(seeds) < ENOUGH:
+        found.append(f"Searched with {min(seeds)} of {ENOUGH} seeds at the least: too few to rank by.")
+    if group["left_out"]:
+        found.append(f"Not run on all of these tables: {', '.join(map(strategy_name, group['left_out']))}.")
+    return [" ".join(found)] if found else []
 
 
 def _over(value: float | None, most: float) -> str:

@@ -223,6 +223,8 @@ def test_a_comparison_goes_on_where_it_ended_and_is_shown_whole(tmp_path: Path, 
         assert {**new["strategies"], "local+": None} == {**old["strategies"], "local+": None}
     text = render(second)
     assert all(text.count(f"| {name} |") >= 2 for name in second["groups"][0]["strategies"])
+    assert "Searched with 2 of 30 seeds at the least" in text
+    assert "Not run" not in text
     assert picture.digest(first) in drawn.read_text()
     assert picture.digest(second) not in drawn.read_text()
 
@@ -243,6 +245,7 @@ def test_a_search_that_fails_is_told_and_stops_no_other(
         (tmp_path / f"{source.digest}.json").write_text("{")
     found = run(tmp_path, "--tables", *map(str, folders), "--seeds", "1", "--strategies", name, "local")
     assert [list(group["strategies"]) for group in found["groups"]] == [["random", name, "local"], ["random", "local"]]
+    assert f"Not run on all of these tables: Kernel Tuner {name.partition(':')[2]}." in render(found)
     printed = capsys.readouterr()
     assert printed.out.count(f"{name}, seed 0: not done:") == len(spoilt)
     assert f"Xgemm: not run on all tables yet and left out: {name}" in printed.err

@@ -76,6 +76,7 @@ def _strategy(
     return {
         "package": contenders.kind(name),
         "seeded": name.endswith(contenders.own.SEEDED),
+        "draws_lots": contenders.draws_lots(name),
         "seeds": len(by_seed),
         "score": _by(budgets, scores.mean(axis=(0, 1))),
         "stderr": _by(budgets, _standard_errors(scores)),
@@ -102,6 +103,7 @@ def _random(chance: Mapping[str, _Chance], budgets: Sequence[int]) -> dict[str, 
     return {
         "package": "cupygemm",
         "seeded": False,
+        "draws_lots": False,
         "seeds": None,
         "score": zero,
         "stderr": zero,

@@ -16,6 +16,10 @@ from cupygemm.names import PLOT_SUFFIXES
 
 LEFT = -1.0
 """Scores below this are drawn at the edge, as an arrow: how much worse than chance does not matter then."""
+CAPTION = (
+    "score: 0 as good as chance, 1 the optimum; bars: quartiles over seeds\n"
+    f"hollow: began with other tables' configs; arrow: below {LEFT:g}"
+)
 # Blue, vermilion and grey of Okabe and Ito's palette (2008), which colour-blind readers tell apart.
 COLOURS = {"cupygemm": "#0072B2", "kernel_tuner": "#D55E00", "optuna": "#666666"}
 SHAPES = {"cupygemm": "o", "kernel_tuner": "D", "optuna": "s"}
@@ -52,7 +56,7 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
                 _draw_panel(axes, group, budget)
             for axes in row[1:]:
                 axes.set_yticklabels([])
-        figure.supxlabel("score: 0 as good as chance, 1 the optimum; bars: quartiles over seeds", fontsize=9)
+        figure.supxlabel(CAPTION, fontsize=9)
         metadata = {"Date": None, "Description": digest(document)} if path.suffix == ".svg" else None
         figure.savefig(picture, format=path.suffix[1:], metadata=metadata, dpi=150)
     write_atomically(path, picture.getvalue())

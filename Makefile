@@ -1,4 +1,4 @@
-# demo · test · test-gpu · bench · lint · clean. Each target makes the virtual environment it needs, and makes it anew
+# demo · test · test-gpu · bench · compare · lint · clean. Each target makes the virtual environment it needs, and makes it anew
 # when pyproject.toml or the constraints change. PYTHON picks the interpreter: make test PYTHON=python3.13
 
 PYTHON ?= python3
@@ -16,10 +16,12 @@ CUDA := $(shell \
 comma := ,
 EXTRAS_demo := search$(if $(CUDA),$(comma)$(CUDA))
 EXTRAS_test := test
+EXTRAS_compare := compare
 EXTRAS_gpu := test-tools,$(or $(CUDA),cu13)
 
 CONSTRAINTS_demo := -c constraints.txt $(if $(CUDA),-c constraints-$(CUDA).txt)
 CONSTRAINTS_test := -c constraints.txt -c constraints-cu13.txt
+CONSTRAINTS_compare := -c constraints.txt
 CONSTRAINTS_gpu := -c constraints.txt -c constraints-$(or $(CUDA),cu13).txt
 
 # The NVRTCs of CUDA 12 that the tests compile with beside that of CUDA 13, each in an environment of its own: in one,
@@ -28,7 +30,7 @@ NVRTC_12.9 := 12.9.86
 NVRTC_12.4 := 12.4.127
 NVRTCS := .venv-nvrtc-12.9/ready .venv-nvrtc-12.4/ready
 
-.PHONY: demo test test-gpu bench lint clean
+.PHONY: demo test test-gpu bench compare lint clean
 
 demo: .venv-demo/ready
 	@mkdir -p $(dir $(DEMO))
@@ -50,8 +52,12 @@ test-gpu: .venv-gpu/ready
 bench: .venv-gpu/ready
 	PYTHON=.venv-gpu/bin/python bench/run_all.sh build/results
 
+# Hours on few cores; it goes on where it was ended. COMPARE="--tables FOLDER --jobs 16" says what and how.
+compare: .venv-compare/ready
+	.venv-compare/bin/python -m bench.compare $(COMPARE) -o build/compare.json --picture build/compare.svg
+
 clean:
-	rm -rf .venv-demo .venv-test .venv-gpu .venv-nvrtc-* build dist cupygemm.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-demo .venv-test .venv-gpu .venv-compare .venv-nvrtc-* build dist cupygemm.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv-nvrtc-%/ready: constraints.txt constraints-cu12.txt
 	rm -rf .venv-nvrtc-$*

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cupygemm import comparison_report
 from cupygemm.blocks import table
 from cupygemm.errors import FileError
-from cupygemm.results import REPORT_SCHEMA, RESULTS_SCHEMA, SEARCH_SCHEMA, times_finding
+from cupygemm.results import COMPARISON_SCHEMA, REPORT_SCHEMA, RESULTS_SCHEMA, SEARCH_SCHEMA, times_finding
 from cupygemm.text import count
 
 DIRECTORY = Path("bench/results")
@@ -180,10 +181,16 @@ def _medians(document: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def render_comparison(document: Mapping[str, Any]) -> str:
+    """Our strategies and other people's, a row each, and where the figures come from."""
+    return "\n\n".join([*comparison_report.parts(document), origin(document)])
+
+
 RENDERERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     RESULTS_SCHEMA: render_times,
     REPORT_SCHEMA: render_report,
     SEARCH_SCHEMA: render_search,
+    COMPARISON_SCHEMA: render_comparison,
 }
 
 

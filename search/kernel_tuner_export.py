@@ -15,7 +15,7 @@ and measuring a point took, so the file does not either: budgets are counts of e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def _header(table: Table) -> dict[str, Any]:
         "tune_params_keys": list(tune_params),
         "tune_params": tune_params,
         "objective": "time",
-        "restrictions": [_restriction(table)],
+        "restrictions": _restrictions(table),
         "excluded": [asdict(exclusion) for exclusion in table.restrictions],
         "problem": problem.to_dict(),
         "provenance": table.provenance,
@@ -75,11 +75,32 @@ def _header(table: Table) -> dict[str, Any]:
     }
 
 
-def _restriction(table: Table) -> str:
-    """The recorded points as an expression over the knobs that vary: exact, and nothing of the rules is said twice."""
+def _restrictions(table: Table) -> list[str]:
     names = [knob.name for knob in table.space.knobs if knob.varies]
-    points = (tuple(int(getattr(config, name)) for name in names) for config in table.rows)
-    return f"({', '.join(names)},) in {{{', '.join(map(str, points))}}}"
+    points = [tuple(int(getattr(config, name)) for name in names) for config in table.rows]
+    return restrictions(names, {knob.name: len(knob.values) for knob in table.space.knobs}, points)
+
+
+def restrictions(names: Sequence[str], sizes: Mapping[str, int], points: Collection[Sequence[int]]) -> list[str]:
+    """Points as expressions that together hold for them and for no other: nothing of the rules is said twice.
+
+    There is one for each prefix of the names after which something is left out. The last one says it all, but Kernel
+    Tuner, which fills in one parameter after the other, would walk the whole product for it: 52 s for the 11,059,200
+    points that 3,486 of `wide` are chosen from, against 1 s (2026-11, one core).
+
+    Args:
+        names: the parameters that vary.
+        sizes: how many values each has.
+        points: their values; all different.
+    """
+    found: list[str] = []
+    before = 1
+    for length in range(1, len(names) + 1):
+        prefixes = sorted({tuple(point[:length]) for point in points})
+        if len(prefixes) < before * sizes[names[length - 1]] or (length == len(names) and not found):
+            found.append(f"({', '.join(names[:length])},) in {{{', '.join(map(str, prefixes))}}}")
+        before = len(prefixes)
+    return found
 
 
 def _values(config: KernelConfig) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a test may need that a machine may lack: a Hopper GPU (marker `gpu`), NVRTC (`nvrtc`), Kernel Tuner.
+"""What a test may need that a machine may lack: a Hopper GPU (marker `gpu`), NVRTC (`nvrtc`), Kernel Tuner, Optuna.
 
 Without it such a test is skipped with the reason. CUPYGEMM_REQUIRE_GPU=1 and its like, which the make targets set where
 they install what is needed, make it an error instead: a run that means to check must not skip.
@@ -52,10 +52,17 @@ def missing_kernel_tuner() -> str | None:
     return None if importlib.util.find_spec("kernel_tuner") else "Kernel Tuner is not installed"
 
 
+@cache
+def missing_optuna() -> str | None:
+    """Why Optuna cannot be run here, or None."""
+    return None if importlib.util.find_spec("optuna") else "Optuna is not installed: the extra `compare` has it"
+
+
 NEEDS: dict[str, tuple[Callable[[], str | None], str]] = {
     "gpu": (missing_gpu, "CUPYGEMM_REQUIRE_GPU"),
     "nvrtc": (missing_nvrtc, "CUPYGEMM_REQUIRE_NVRTC"),
     "kernel_tuner": (missing_kernel_tuner, "CUPYGEMM_REQUIRE_KERNEL_TUNER"),
+    "optuna": (missing_optuna, "CUPYGEMM_REQUIRE_OPTUNA"),
 }
 
 

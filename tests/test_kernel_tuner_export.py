@@ -88,9 +88,10 @@ def test_every_failure_has_a_name() -> None:
     assert set(ERRORS) == set(Status) - {Status.OK}
 
 
-def test_the_restriction_holds_for_the_recorded_points_and_for_no_other(toy_table: Table) -> None:
-    (restriction,) = json.loads(to_text(toy_table))["restrictions"]
-    holds = compile(restriction, "restriction", "eval")
+def test_the_restrictions_hold_for_the_recorded_points_and_for_no_other(toy_table: Table) -> None:
+    restrictions = json.loads(to_text(toy_table))["restrictions"]
+    assert len(restrictions) > 1, "prefixes that lead nowhere are refused before they are completed"
+    holds = compile(" and ".join(f"({each})" for each in restrictions), "restrictions", "eval")
     allowed = [config for config in toy_table.space.product() if eval(holds, {}, config.to_dict())]
     assert len(allowed) < toy_table.space.size_cartesian
     assert set(allowed) == set(toy_table.rows)

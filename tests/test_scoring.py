@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from statistics import mean
 
 import numpy as np
@@ -57,3 +58,18 @@ def test_the_comparison_writes_what_the_report_shows(tmp_path, tables):
             assert len(own["curve"]) == len(document["points"])
             assert own["curve"] == sorted(own["curve"])
     assert "after 20 evaluations" in render(document)
+
+
+def test_the_expectation_is_that_of_binomials_where_they_are_large():
+    times, count = sorted(np.random.default_rng(0).lognormal(size=3486)), 500
+    size = len(times)
+
+    def log_choose(n, k):
+        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+    whole = log_choose(size, count)
+    terms = (
+        time * math.exp(log_choose(size - i, count - 1) - whole)
+        for i, time in enumerate(times[: size - count + 1], start=1)
+    )
+    assert expected_best(times, count) == pytest.approx(math.fsum(terms), rel=1e-9)

@@ -1,0 +1,174 @@
+"""Compares our strategies with other people's optimisers on recorded tables and writes bench/results/compare.json.
+
+    python -m bench.compare --seeds 30 -o bench/results/compare.json
+
+Everybody searches the same points for the same times, and an evaluation is the same for all: a different legal config
+that is measured. What asking again and asking for illegal configs costs is none, for anybody; how the packages are
+run is in bench/comparison/. `random` is not run: its expectation is exact.
+
+Every search that ends is noted in the file of `--progress`: the same command goes on where it was ended, and does
+again only what a change of the tables, of a package or of our strategies has made stale. `--tables` names folders with
+tables of our own, which take the place of those of the package, or with cache files of Kernel Tuner, which come beside
+them; `--strategies` and `--only` choose. What is written is of the searches that are done of what was chosen: a
+strategy takes part in a group of tables with the seeds that all of its tables were searched with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.progress import MofNCompleteColumn
+from rich.progress import Progress as RichProgress
+
+from bench.comparison import contenders, picture, summary
+from bench.comparison.cases import Source, load, sources
+from bench.comparison.contenders import Outcome
+from bench.comparison.progress import Key, Progress
+from cupygemm import provenance
+from cupygemm.errors import CupygemmError
+from cupygemm.results import COMPARISON_SCHEMA, write_results
+
+BUDGETS = (50, 150, 500)
+SEEDS = 30
+
+
+class Search(NamedTuple):
+    """A search to be made."""
+
+    source: Source
+    key: Key
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        for name in options.strategies:
+            contenders.check(name)
+        chosen = [each for each in sources(options.tables) if options.only in str(each.path)]
+    except CupygemmError as error:
+        parser.error(str(error))
+    if not chosen:
+        parser.error(f"--only {options.only}: no table has this in its path")
+    if options.jobs > 0:
+        _search(chosen, options)
+    document = _document(chosen, options)
+    if not document["groups"]:
+        parser.exit(1, "no strategy has been run on all tables of a group yet: nothing is written\n")
+    write_results(options.output, document)
+    if options.picture is not None:
+        picture.draw(document, options.picture)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategies", nargs="+", default=contenders.ALL, help=", ".join(contenders.ALL))
+    parser.add_argument("--budgets", nargs="+", type=int, default=BUDGETS, help="evaluations at which to score")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--tables", nargs="+", type=Path, default=[], help="folders (default: those of the package)")
+    parser.add_argument("--only", default="", help="search tables only whose path contains this")
+    parser.add_argument("--jobs", type=int, default=2, help="processes; 0 to write what is done and search nothing")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further search after so many")
+    parser.add_argument("--progress", type=Path, default=Path("build/compare/progress.jsonl"))
+    parser.add_argument("--commit", help="of the source, where there is no git history")
+    parser.add_argument("--picture", type=Path, help="draw the scores: .svg, .png or .pdf")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    return parser
+
+
+def _planned(chosen: Sequence[Source], options: argparse.Namespace) -> Iterator[Search]:
+    """Seed by seed, so that what is ended early has few seeds of everything; a table at a time within."""
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for source in chosen:
+            for name in options.strategies:
+                if contenders.draws_lots(name) or seed == options.first_seed:
+                    yield Search(source, _key(source, name, seed, options))
+
+
+def _key(source: Source, name: str, seed: int, options: argparse.Namespace) -> Key:
+    seed = seed if contenders.draws_lots(name) else 0
+    return Key(source.digest, name, seed, max(options.budgets), contenders.version_of(name))
+
+
+def _search(chosen: Sequence[Source], options: argparse.Namespace) -> None:
+    """Makes the searches that are not done, and notes each as it ends."""
+    progress = Progress(options.progress)
+    missing = [search for search in _planned(chosen, options) if search.key not in progress.done]
+    until = time.monotonic() + 60 * options.minutes
+    with (
+        ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
+        RichProgress(*RichProgress.get_default_columns(), MofNCompleteColumn()) as shown,
+    ):
+        task = shown.add_task("searching", total=len(missing))
+        waiting = deque(missing)
+        running: dict[Future[Outcome], Key] = {}
+        while running or (waiting and time.monotonic() < until):
+            # A few more than there are processes, so that none waits for this one.
+            while waiting and len(running) < 2 * options.jobs and time.monotonic() < until:
+                search = waiting.popleft()
+                running[pool.submit(_run, search, options.progress.parent)] = search.key
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                key, error = running.pop(future), future.exception()
+                if error is None:
+                    progress.add(key, future.result())
+                else:
+                    shown.print(f"{key.strategy}, seed {key.seed}: not done: {error!r}")
+                shown.advance(task)
+
+
+def _run(search: Search, work: Path) -> Outcome:
+    return contenders.run(load(search.source), search.key.strategy, search.key.seed, search.key.budget, work)
+
+
+def _document(chosen: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
+    done = Progress(options.progress).done
+    command = shlex.join(["python", "-m", "bench.compare", *sys.argv[1:]])
+    groups = []
+    for name in dict.fromkeys(source.group for source in chosen):
+        members = [source for source in chosen if source.group == name]
+        searches = {each: _whole(members, each, done, options) for each in options.strategies}
+        lacking = [each for each, by_seed in searches.items() if not by_seed]
+        if lacking:
+            sys.stderr.write(f"{name}: not run on all tables yet and left out: {', '.join(lacking)}\n")
+        searches = {each: by_seed for each, by_seed in searches.items() if by_seed}
+        if searches:
+            found = summary.group([load(member) for member in members], searches, options.budgets)
+            groups.append({**found, "left_out": lacking})
+    return {
+        "schema": COMPARISON_SCHEMA,
+        "name": options.output.stem,
+        "command": command,
+        "provenance": provenance.collect(None, command, options.commit),
+        "packages": contenders.packages(),
+        "budgets": list(options.budgets),
+        "groups": groups,
+    }
+
+
+def _whole(
+    members: Sequence[Source], name: str, done: dict[Key, Outcome], options: argparse.Namespace
+) -> dict[int, dict[str, Outcome]]:
+    """The searches of a strategy by seed and table, of the seeds that every table was searched with."""
+    found = {}
+    last = options.first_seed + (options.seeds if contenders.draws_lots(name) else 1)
+    for seed in range(options.first_seed, last):
+        keys = {load(member).name: _key(member, name, seed, options) for member in members}
+        if all(key in done for key in keys.values()):
+            found[seed] = {table: done[key] for table, key in keys.items()}
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Who takes part, by name: which program runs it, and what its results depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.comparison import kernel_tuner_runs, optuna_runs, own
+from bench.comparison.cases import Case
+from cupygemm.errors import ConfigError, not_installed
+from cupygemm.names import SEARCH_PACKAGES, STRATEGIES
+
+OWN = ("local", "cma", "ppo", "hybrid")
+SEEDED = (own.NEAREST, own.SEEDS, "local+", "cma+", "ppo+", "hybrid+")
+KERNEL_TUNER = tuple(
+    kernel_tuner_runs.PREFIX + name
+    for name in (
+        *("adaptive_tabu_greywolf", "hybrid_vndx", "genetic_algorithm", "diff_evo", "simulated_annealing"),
+        *("pso", "greedy_ils", "dual_annealing"),
+    )
+)
+OPTUNA = (optuna_runs.CONDITIONAL, optuna_runs.PRUNED)
+ALL = (*OWN, *KERNEL_TUNER, *OPTUNA, *SEEDED)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One search.
+
+    Attributes:
+        improvements: (evaluation counted from 1, time in µs) of each that was faster than all before.
+        evaluations: how many there were.
+        seconds: CPU time of the process.
+    """
+
+    improvements: tuple[tuple[int, float], ...]
+    evaluations: int
+    seconds: float
+
+
+def run(case: Case, name: str, seed: int, evaluations: int, work: Path) -> Outcome:
+    """One search of a case.
+
+    Args:
+        case: what is searched.
+        name: of the contender.
+        seed: the same seed gives the same search.
+        evaluations: different legal configs that may be measured.
+        work: folder for files that a contender needs.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    started = time.process_time()
+    times = _runner(name, work)(case, name, seed, evaluations)
+    best, improvements = float("inf"), []
+    for index, us in enumerate(times, start=1):
+        if us < best:
+            best = us
+            improvements.append((index, us))
+    return Outcome(tuple(improvements), len(times), round(time.process_time() - started, 3))
+
+
+def check(name: str) -> None:
+    """Finds out now whether `run` will be able to.
+
+    Raises:
+        ConfigError: an unknown name, or a package is missing.
+    """
+    package = kind(name)
+    if name == "random":
+        raise ConfigError("strategy random: always takes part, as its exact expectation")
+    if package == "cupygemm" and name not in (own.NEAREST, own.SEEDS):
+        if name.removesuffix(own.SEEDED) not in STRATEGIES:
+            raise ConfigError(f"strategy {name!r}: there are {', '.join(ALL)}")
+    elif package != "cupygemm" and find_spec(package) is None:
+        raise ConfigError(f"strategy {name}: {not_installed(package, 'compare')}")
+
+
+def kind(name: str) -> str:
+    """The package that a contender is from."""
+    return name.partition(":")[0] if ":" in name else "cupygemm"
+
+
+def draws_lots(name: str) -> bool:
+    """Whether a seed makes a difference."""
+    return name not in (own.NEAREST, own.SEEDS)
+
+
+@cache
+def version_of(name: str) -> str:
+    """What a recorded search is still good for: it is run anew where this has changed."""
+    package = kind(name)
+    if package != "cupygemm":
+        module = {"kernel_tuner": kernel_tuner_runs, "optuna": optuna_runs}[package]
+        return f"{package} {version(package)} {_digest([Path(str(module.__file__))])}"
+    sources = Path(str(files("cupygemm.search")))
+    return f"cupygemm {_digest([Path(own.__file__), *sorted(sources.rglob('*.py'))])}"
+
+
+def packages() -> dict[str, str]:
+    """Versions of what the contenders are from, as far as it is installed."""
+    found = {}
+    for name in ("kernel_tuner", "optuna", *SEARCH_PACKAGES, "numpy", "scipy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _runner(name: str, work: Path) -> Callable[[Case, str, int, int], list[float]]:
+    check(name)
+    if kind(name) == "kernel_tuner":
+        return lambda *arguments: kernel_tuner_runs.run(*arguments, work)
+    return optuna_runs.run if kind(name) == "optuna" else own.run
+
+
+def _digest(paths: list[Path]) -> str:
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(path.read_bytes())
+    return whole.hexdigest()[:12]

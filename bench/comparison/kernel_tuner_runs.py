@@ -1,0 +1,93 @@
+"""Kernel Tuner's strategies as contenders, through `tune_kernel` in simulation mode, with their default options.
+
+An evaluation is a different legal config that was measured, as for our strategies and as Kernel Tuner itself counts
+them: asking again is free, and so is an illegal config, which its cost function answers without running anything. Some
+strategies end before their budget does (a schedule that is over, a largest number of generations): they are started
+again, with another seed and all that was measured still free, until the budget is spent.
+
+Version 1.5.0 takes a seed and does nothing with it: its strategies draw from the generators of `random` and NumPy that
+all programs share, and those are seeded here. `diff_evo` alone does not repeat: its first population is a sample of
+SciPy's that asks the system for its seed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.comparison.cases import Case
+from cupygemm.atomic import write_atomically
+
+PREFIX = "kernel_tuner:"
+"""Before the name of a strategy."""
+STARTS = 20
+"""Most starts of a run."""
+OTHER_START = 1000
+"""Between the seeds of two starts of a run."""
+
+
+def run(case: Case, name: str, seed: int, evaluations: int, work: Path) -> list[float]:
+    """The time of each config in the order measured, µs; infinite where it failed.
+
+    Args:
+        case: what is searched.
+        name: `PREFIX` and what `tune_kernel` calls the strategy.
+        seed: of the first start.
+        evaluations: different configs that may be measured.
+        work: folder for the cache files, which stay there.
+    """
+    path = work / f"{case.digest}.json"
+    if not path.exists():
+        write_atomically(path, json.dumps(case.document).encode())
+    measured: dict[str, float] = {}
+    for start in range(STARTS):
+        before = len(measured)
+        for result in _simulate(case, path, name.removeprefix(PREFIX), seed + OTHER_START * start, evaluations):
+            key = ",".join(str(result[each]) for each in case.document["tune_params_keys"])
+            if key in case.times_us:
+                measured.setdefault(key, case.times_us[key])
+        if len(measured) >= evaluations or len(measured) == before:
+            break
+    return list(measured.values())[:evaluations]
+
+
+def _simulate(case: Case, path: Path, strategy: str, seed: int, evaluations: int) -> list[dict[str, Any]]:
+    """What one start asked for, in order, repeats among it."""
+    with warnings.catch_warnings(), _seeded(seed):
+        warnings.simplefilter("ignore")
+        import kernel_tuner
+
+        results, _ = kernel_tuner.tune_kernel(
+            case.document["kernel_name"],
+            "",
+            case.document["problem_size"],
+            [],
+            case.document["tune_params"],
+            restrictions=case.document["restrictions"],
+            simulation_mode=True,
+            cache=str(path),
+            strategy=strategy,
+            strategy_options={"max_fevals": min(evaluations, len(case.times_us))},
+            quiet=True,
+        )
+    return list(results)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The shared generators, seeded; afterwards they are as they were."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])

@@ -1,0 +1,63 @@
+"""Searches that are done, a line each in a file that is only added to: a comparison goes on where it was ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.comparison.contenders import Outcome
+from cupygemm.errors import FileError
+
+
+class Key(NamedTuple):
+    """What makes one search another."""
+
+    digest: str
+    strategy: str
+    seed: int
+    budget: int
+    version: str
+
+
+class Progress:
+    """The file.
+
+    Attributes:
+        done: what it holds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Reads it, if it is there; drops a last line that was cut off.
+
+        Raises:
+            FileError: another line is no record of a search.
+        """
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with path.open("rb+") as file:
+                file.truncate(len(whole))
+        lines = whole.decode().splitlines()
+        self.done = dict(_parsed(path, number, line) for number, line in enumerate(lines, start=1))
+
+    def add(self, key: Key, outcome: Outcome) -> None:
+        """Takes note of a search."""
+        line = json.dumps({**key._asdict(), **asdict(outcome)}, separators=(",", ":"))
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+        self.done[key] = outcome
+
+
+def _parsed(path: Path, number: int, line: str) -> tuple[Key, Outcome]:
+    try:
+        entry = json.loads(line)
+        improvements = tuple((int(index), float(us)) for index, us in entry["improvements"])
+        outcome = Outcome(improvements, entry["evaluations"], entry["seconds"])
+        return Key(*(entry[field] for field in Key._fields)), outcome
+    except (ValueError, TypeError, KeyError) as error:
+        raise FileError(f"{path}, line {number}: no record of a search ({error!r}): delete the line") from error

@@ -1,0 +1,100 @@
+"""The comparison with other people's optimisers as Markdown: every strategy that took part, in the order it was run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cupygemm.blocks import table
+
+MISSING = "–"
+ENOUGH = 30
+"""Seeds from which on scores are worth comparing."""
+PACKAGES = {"kernel_tuner": "Kernel Tuner", "optuna": "Optuna"}
+
+
+def parts(document: Mapping[str, Any]) -> list[str]:
+    """For each group of tables: scores, then what was found on each table, from nothing and from other tables.
+
+    Args:
+        document: of `results.COMPARISON_SCHEMA`.
+    """
+    budgets = [str(budget) for budget in document["budgets"]]
+    found = []
+    for group in document["groups"]:
+        points = sorted({each["points"] for each in group["tables"]})
+        sizes = f"{points[0]:,}" if len(points) == 1 else f"{points[0]:,} to {points[-1]:,}"
+        found.append(f"**{group['name']}**: {len(group['tables'])} tables of {sizes} points.")
+        found.append(_scores(group, budgets))
+        found += _warnings(group)
+        found += _per_table(group, budgets[len(budgets) // 2])
+    versions = ", ".join(f"{name} {version}" for name, version in document["packages"].items())
+    return [*found, f"Packages: {versions}."]
+
+
+def strategy_name(name: str) -> str:
+    """As readers see it."""
+    package, _, strategy = name.rpartition(":")
+    return f"{PACKAGES.get(package, package)} {strategy}" if package else name
+
+
+def _scores(group: Mapping[str, Any], budgets: Sequence[str]) -> str:
+    header = [
+        *("strategy", "seeds", *(f"score after {budget}" for budget in budgets)),
+        *(f"chance's {budget}" for budget in budgets),
+        *("measured", "seconds"),
+    ]
+    return table(header, [_row(name, result, budgets) for name, result in group["strategies"].items()])
+
+
+def _row(name: str, result: Mapping[str, Any], budgets: Sequence[str]) -> list[str]:
+    over, seconds = result["evaluations_over_random"], result.get("seconds")
+    return [
+        strategy_name(name),
+        MISSING if result["seeds"] is None else str(result["seeds"]),
+        *(_spread(result, budget) for budget in budgets),
+        *(_over(over[budget], int(budgets[-1]) / int(budget)) for budget in budgets),
+        f"{result['evaluations']:.0f}" if "evaluations" in result else MISSING,
+        f"{seconds['median']:.1f}" if seconds else MISSING,
+    ]
+
+
+def _warnings(group: Mapping[str, Any]) -> list[str]:
+    """What a reader of the scores should know first."""
+    seeds = [each["seeds"] for each in group["strategies"].values() if each["draws_lots"]]
+    found = []
+    if seeds and min(seeds) < ENOUGH:
+        found.append(f"Searched with {min(seeds)} of {ENOUGH} seeds at the least: too few to rank by.")
+    if group["left_out"]:
+        found.append(f"Not run on all of these tables: {', '.join(map(strategy_name, group['left_out']))}.")
+    return [" ".join(found)] if found else []
+
+
+def _over(value: float | None, most: float) -> str:
+    """A ratio; more than the longest search could show where half of them did not get as far as chance."""
+    return f"> {most:.0%}" if value is None else f"{value:.0%}"
+
+
+def _spread(result: Mapping[str, Any], budget: str) -> str:
+    score = f"{result['score'][budget]:.2f}"
+    if "quartiles" not in result or result["seeds"] == 1:
+        return score
+    low, high = result["quartiles"][budget]
+    return f"{score} ({low:.2f} to {high:.2f})"
+
+
+def _per_table(group: Mapping[str, Any], budget: str) -> list[str]:
+    """What is found on each table: a row a table, a column a strategy, those that start elsewhere apart."""
+    found = []
+    for seeded, words in ((False, "from nothing"), (True, "from other tables")):
+        chosen = {name: each for name, each in group["strategies"].items() if each["seeded"] is seeded}
+        if not chosen:
+            continue
+        names = [each["name"] for each in group["tables"]]
+        rows = [
+            [name, *(f"{result['per_table'][name]['fraction'][budget]:.3f}" for result in chosen.values())]
+            for name in names
+        ]
+        found.append(f"Fraction of the optimum's speed after {budget} evaluations {words}, median over seeds:")
+        found.append(table(["table", *map(strategy_name, chosen)], rows))
+    return found

@@ -34,7 +34,7 @@ def summary(bundle: Bundle, digest: str) -> str:
     """How many problems, how much faster, and where the times are from."""
     entries = bundle.entries
     lines = [
-        f"{count(len(entries), 'problem')}, measured on {bundle.device}: {_counted(e.problem.a_dtype for e in entries)}"
+        f"{count(len(entries), 'problem')} where cuBLAS was slower, on {bundle.device}: {_counted(e.problem.a_dtype for e in entries)}"
         f"; layouts {_counted(e.problem.layout for e in entries)}",
         _against("cuBLAS", [entry.speedup for entry in entries]),
         _against("the best cublasLt algorithm", [_over_cublaslt(entry) for entry in entries]),

@@ -33,9 +33,10 @@ def render(name: str) -> str:
 def summary(bundle: Bundle, digest: str) -> str:
     """How many problems, how much faster, and where the times are from."""
     entries = bundle.entries
+    dtypes, layouts = _counted(e.problem.a_dtype for e in entries), _counted(e.problem.layout for e in entries)
+    won = f"{count(len(entries), 'problem')} where cuBLAS was slower"
     lines = [
-        f"{count(len(entries), 'problem')}, measured on {bundle.device}: {_counted(e.problem.a_dtype for e in entries)}"
-        f"; layouts {_counted(e.problem.layout for e in entries)}",
+        f"{won}, on {bundle.device}: {dtypes}; layouts {layouts}",
         _against("cuBLAS", [entry.speedup for entry in entries]),
         _against("the best cublasLt algorithm", [_over_cublaslt(entry) for entry in entries]),
         _sources(bundle, digest),

@@ -1,7 +1,7 @@
 """YAML that may come from strangers, as plain data: `read` refuses what no honest file needs.
 
 That is a file too large, nested too deep, with aliases, anchors or tags, or with a key twice in a mapping. JSON is YAML
-too, and read ten times as fast.
+too, and read seven times as fast as blocks are by libyaml.
 """
 
 from __future__ import annotations

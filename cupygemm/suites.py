@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cupygemm.dtypes import DTYPES
@@ -42,6 +42,16 @@ def _problems(
     return tuple(Problem.parse(shape, dtype, layout=layout) for shape, dtype, layout in products)
 
 
+def _stacks(shapes: str, batches: Iterable[int], **options: Iterable[str]) -> tuple[Problem, ...]:
+    """Every shape so many times, in the dtypes and layouts that `_problems` takes."""
+    return tuple(replace(problem, batch=batch) for problem in _problems(shapes, **options) for batch in batches)
+
+
+def _fused(shape: str, *epilogues: str) -> tuple[Problem, ...]:
+    """A shape with each epilogue."""
+    return tuple(replace(Problem.parse(shape), epilogue=epilogue) for epilogue in epilogues)
+
+
 def grid_sample(seed: int, number: int) -> tuple[Problem, ...]:
     """Different shapes of the grid, drawn at random: M, N and K each one of `GRID`, in float16.
 
@@ -73,6 +83,25 @@ SUITES = {
         _problems(
             "16x4096x4096 64x4096x4096 128x4096x4096 128x12288x4096 16384x64x16384 16384x16384x64 "
             "1x4096x4096 4x4096x4096 8x4096x4096 1x4096x14336 4x4096x14336 8x4096x14336"
+        ),
+    ),
+    "batched": Suite(
+        "stacks of products, up to those of attention",
+        (
+            *_stacks("1024x1024x1024", (4, 16, 64), layouts=("nn", "nt")),
+            *_stacks("1024x1024x1024", (16,), dtypes=("bfloat16",)),
+            *_stacks("1024x1024x128", (64,), layouts=("nt",)),
+            *_stacks("1024x128x1024 4096x128x128", (64,)),
+        ),
+    ),
+    "fused": Suite(
+        "products with epilogues",
+        (
+            *_fused("2048x2048x4096", "bias_n+gelu_tanh", "bias_n+gelu", "bias_n+relu"),
+            *_fused("2048x2048x4096", "residual", "bias_n+residual+silu"),
+            *_fused("512x512x512", "bias_n+relu"),
+            *_fused("4096x4096x1024", "bias_n+gelu_tanh"),
+            *_fused("128x4096x4096", "bias_n+silu"),
         ),
     ),
     "grid_sample": Suite(

@@ -67,12 +67,13 @@ def draw_operands(rng: Any, problem: Problem, kind: str) -> Operands:
     epilogue = Epilogue.parse(problem.epilogue)
     if epilogue == Epilogue():
         return Operands(a, b, out)
-    # The product's own size, so that each term counts; alpha brings it to where activations bend.
-    added = math.sqrt(problem.k) if kind == ZERO_MEAN else 1.0
+    # Alpha brings the product to the size of the other terms, so that each counts, and to where activations bend.
+    size = math.sqrt(problem.k) if kind == ZERO_MEAN else problem.k / 4 * scale
+    alpha = 2.0 ** -round(math.log2(size))
     length = {NONE: 0, "n": problem.n, "m": problem.m}[epilogue.bias]
-    bias = _values(rng, (length,), kind, problem.out_dtype, added) if length else None
-    residual = _values(rng, shape, kind, problem.out_dtype, added) if epilogue.residual else None
-    return Operands(a, b, out, bias, residual, alpha=0.5, beta=-0.75 if epilogue.residual else 1.0)
+    bias = _values(rng, (length,), kind, problem.out_dtype) if length else None
+    residual = _values(rng, shape, kind, problem.out_dtype) if epilogue.residual else None
+    return Operands(a, b, out, bias, residual, alpha, beta=-0.75 if epilogue.residual else 1.0)
 
 
 def _draw(rng: Any, shape: tuple[int, ...], layout: str, kind: str, dtype: str, scale: float) -> Array:
@@ -85,7 +86,7 @@ def _draw(rng: Any, shape: tuple[int, ...], layout: str, kind: str, dtype: str, 
     return stored if layout == "n" else stored.swapaxes(-1, -2)
 
 
-def _values(rng: Any, shape: tuple[int, ...], kind: str, dtype: str, scale: float) -> Array:
+def _values(rng: Any, shape: tuple[int, ...], kind: str, dtype: str, scale: float = 1.0) -> Array:
     draw = rng.standard_normal if kind == ZERO_MEAN else rng.random
     values = draw(shape, dtype=np.float32) * np.float32(scale)
     return values if dtype == "float32" else values.astype(numpy_dtype(dtype))

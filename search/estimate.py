@@ -54,7 +54,7 @@ def estimated_us(problem: Problem, config: KernelConfig, device: DeviceSpec) -> 
         device: for its SMs and its clock.
     """
     ctas = ceil(problem.m / (config.block_m * config.cluster_m)) * ceil(problem.n / (config.block_n * config.cluster_n))
-    ctas *= config.cluster_size
+    ctas *= config.cluster_size * problem.batch
     at_once = device.clusters_at_once(config.cluster_size) * config.cluster_size
     waves = ceil(ctas / at_once)
     stages = ceil(ceil(problem.k / config.block_k) / config.cluster_k)

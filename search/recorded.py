@@ -7,6 +7,7 @@ from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 from cupygemm.device import DeviceSpec
+from cupygemm.epilogue import NONE
 from cupygemm.errors import FileError
 from cupygemm.names import TABLE_SUFFIX
 from cupygemm.problem import Problem
@@ -67,4 +68,6 @@ def file_name(problem: Problem, device: DeviceSpec) -> str:
     """What a table of this problem on this device is called."""
     gpu = device.name.removeprefix("NVIDIA ").lower().replace(" ", "-")
     out = "" if problem.out_dtype == problem.a_dtype else f"-{problem.out_dtype}"
-    return f"{gpu}-{problem.shape}-{problem.a_dtype}{out}-{problem.layout}{TABLE_SUFFIX}"
+    batch = "" if problem.batch == 1 else f"-batch{problem.batch}"
+    epilogue = "" if problem.epilogue == NONE else f"-{problem.epilogue}"
+    return f"{gpu}-{problem.shape}{batch}-{problem.a_dtype}{out}-{problem.layout}{epilogue}{TABLE_SUFFIX}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from cupygemm.compiler import CompiledKernel
 from cupygemm.epilogue import NONE, Epilogue
+from cupygemm.operands import Operands
 from cupygemm.plan import _Arguments
 from cupygemm.tensor_map import Matrix
 from cupygemm.verify import activated, numpy_dtype
@@ -130,3 +131,17 @@ def do_epilogue(epilogue: Epilogue, wide: str, product: Any, *rest: Any) -> None
     assert terms == []
     assert total.shape == out.shape
     out[...] = activated(epilogue.activation, total, ERF)
+
+
+def computed(given: Operands, epilogue: str, total: Any = None) -> Any:
+    """What a kernel would store: all in float32, rounded once to the dtype of `out`."""
+    terms = Epilogue.parse(epilogue)
+    if total is None:
+        total = given.a.astype(np.float32) @ given.b.astype(np.float32)
+    total = np.float32(given.alpha) * total
+    if given.bias is not None:
+        bias = given.bias.astype(np.float32)
+        total = total + (bias if terms.bias == "n" else bias[:, None])
+    if given.residual is not None:
+        total = total + np.float32(given.beta) * given.residual.astype(np.float32)
+    return activated(terms.activation, total.astype(np.float32), ERF).astype(given.out.dtype)

@@ -63,6 +63,22 @@ def test_json_is_read_as_the_yaml_that_it_is(path, tmp_path):
         Bundle.load(quick)
 
 
+def test_stacks_and_epilogues_are_problems_of_their_own(path):
+    variants = [
+        replace(PROBLEM, batch=4),
+        replace(PROBLEM, epilogue="bias_n+residual+gelu_tanh"),
+        replace(PROBLEM, epilogue="bias_n"),
+        replace(PROBLEM, batch=4, epilogue="scaled"),
+    ]
+    bundle(*map(entry, variants)).save(path)
+    found = Bundle.load(path)
+    assert [each.problem for each in found.entries] == variants
+    assert found.entry(PROBLEM) is None
+    path.write_text(path.read_text().replace("bias_n+residual", "residual+bias_n"))
+    with pytest.raises(BundleError, match=r"epilogue is 'residual\+bias_n\+gelu_tanh': legal are"):
+        Bundle.load(path)
+
+
 def test_the_file_is_laid_out_as_promised(path):
     document = yaml.safe_load(path.read_text())
     assert list(document) == ["schema", "created", "tool", "device", "entries"]

@@ -32,6 +32,14 @@ def test_times_of_recorded_configs_are_about_right(table: Table) -> None:
     assert 0.7 < estimated_us(table.problem, fastest, table.device) / timed[fastest] < 1.4
 
 
+def test_a_stack_takes_as_many_waves_as_its_tiles() -> None:
+    one, tall = Problem(512, 512, 512), Problem(512 * 16, 512, 512)
+    stack = estimated_us(Problem(512, 512, 512, 16), SQUARE, H200)
+    assert estimated_us(one, SQUARE, H200) < 0.5 * stack
+    # A tall matrix reads B once.
+    assert 1.0 < stack / estimated_us(tall, SQUARE, H200) < 1.5
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_guesses_are_legal_different_and_of_many_tiles(shape: tuple[int, int, int]) -> None:
     problem = Problem(*shape)

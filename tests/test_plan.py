@@ -1,9 +1,9 @@
-"""Plans and TMA descriptors without a GPU: grid sizes, what is refused, and exactly what the driver is told."""
+"""Plans without a GPU: grid sizes, what is refused, and what a kernel is told."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +19,10 @@ from cupygemm.placement import misaligned_reason
 from cupygemm.plan import MAX_EXTENT, LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.raster import Raster
-from cupygemm.tensor_map import Box, Matrix, TensorMap
+from cupygemm.tensor_map import Box, Matrix
 from tests.fake_gpu import REGISTERS_AT_LAUNCH, FakeDevice, FakeGpu
 from tests.fake_kernel import Launched
 from tests.fake_products import LARGE, PROBLEM, SMALL, operands, plain, right, spread, stored
-
-ENCODE = tensor_map.encode
 
 
 @pytest.fixture(autouse=True)
@@ -404,69 +402,3 @@ def described(shape: tuple[int, int], strides: tuple[int, int], pointer: int = 4
 def test_what_tma_can_copy(array: Any, transposed: bool, words: str | None) -> None:
     reason = misaligned_reason(array, transposed)
     assert reason is None if words is None else words in (reason or "")
-
-
-# Descriptors
-
-
-@pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
-    """The calls of cuTensorMapEncodeTiled, with as much of its arrays as it reads; it refuses boxes of 7 rows."""
-    calls: list[tuple[Any, ...]] = []
-
-    def encode_tiled(*arguments: Any) -> int:
-        rank = arguments[2]
-        read = {4: rank, 5: rank - 1, 6: rank, 7: rank}
-        calls.append(tuple(tuple(each)[: read[i]] if i in read else each for i, each in enumerate(arguments)))
-        return int(calls[-1][6][1] == 7)
-
-    monkeypatch.setattr(tensor_map, "_encode_tiled", lambda: encode_tiled)
-    ENCODE.cache_clear()
-    yield calls
-    ENCODE.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "columns", "data_type", "swizzle"),
-    [("float16", 64, 6, 3), ("bfloat16", 32, 9, 2), ("float32", 8, 7, 1), ("float16", 8, 6, 0)],
-)
-def test_the_driver_is_told_the_contiguous_axis_first(
-    encoded: list[tuple[Any, ...]], dtype: str, columns: int, data_type: int, swizzle: int
-) -> None:
-    found = ENCODE(Matrix(4096, 24, 40, 96, dtype), Box(16, columns, l2_promotion=256))
-    assert encoded == [
-        (found.address, data_type, 2, 4096, (40, 24), (96,), (columns, 16), (1, 1), 0, swizzle, 3, 0),
-    ]
-    assert found.address % 128 == 0
-
-
-@pytest.mark.parametrize("row_stride", [-14, 0, 2, 2**41])
-def test_a_single_row_is_given_a_legal_stride(encoded: list[tuple[Any, ...]], row_stride: int) -> None:
-    ENCODE(Matrix(4096, 1, 40, row_stride, "float16"), Box(64, 64))
-    ENCODE(Matrix(4096, 1, 41, row_stride, "float16"), Box(64, 64))
-    assert [call[5] for call in encoded] == [(80,), (96,)]
-
-
-def test_descriptors_are_kept_and_refusals_are_not(encoded: list[tuple[Any, ...]]) -> None:
-    matrix = Matrix(4096, 24, 40, 96, "float16")
-    assert ENCODE(matrix, Box(64, 64)) is ENCODE(replace(matrix), Box(64, 64))
-    assert ENCODE(replace(matrix, pointer=8192), Box(64, 64)) is not ENCODE(matrix, Box(64, 64))
-    assert len(encoded) == 2
-    for _ in range(2):
-        with pytest.raises(LaunchError, match=r"refused Matrix\(.*\) in Box\(rows=7, .*\) with error 1"):
-            ENCODE(matrix, Box(7, 64))
-    assert len(encoded) == 4
-
-
-def test_descriptors_are_aligned_and_lie_inside_their_buffer() -> None:
-    for _ in range(20):
-        one = TensorMap()
-        start, size = ctypes.addressof(one._buffer), ctypes.sizeof(one._buffer)
-        assert one.address % 128 == 0
-        assert start <= one.address <= start + size - 128
-
-
-@pytest.mark.parametrize(("promotion", "value"), [(0, 0), (64, 1), (128, 2), (256, 3)])
-def test_the_driver_is_told_what_a_miss_fetches(encoded: list[tuple[Any, ...]], promotion: int, value: int) -> None:
-    ENCODE(Matrix(4096, 24, 40, 96, "float16"), Box(16, 64, promotion))
-    assert encoded[0][-2] == value

@@ -29,6 +29,24 @@ def test_bad_choices_name_the_field(field: str) -> None:
         Problem(1, 1, 1, **{field: "float12"})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("batch", [0, -1, True, 2.0])
+def test_a_batch_is_a_size(batch: object) -> None:
+    with pytest.raises(ProblemError, match="batch is"):
+        Problem(1, 1, 1, batch)  # type: ignore[arg-type]
+
+
+def test_what_is_unusual_is_said() -> None:
+    problem = Problem(64, 32, 16, 5, out_dtype="float32", epilogue="bias_n+gelu")
+    assert str(problem) == "5×64x32x16 float16→float32 nn bias_n+gelu"
+    assert problem.matrix(64, 32) == (5, 64, 32)
+    assert Problem(64, 32, 16).matrix(64, 32) == (64, 32)
+
+
+def test_a_residual_is_read() -> None:
+    plain, added = (Problem(2, 3, 4, 5, epilogue=epilogue) for epilogue in ("bias_n", "residual+relu"))
+    assert added.compulsory_bytes - plain.compulsory_bytes == 5 * 2 * 3 * 2
+
+
 def test_arithmetic() -> None:
     problem = Problem(2, 3, 4, batch=5, out_dtype="float32")
     assert problem.flops == 2 * 2 * 3 * 4 * 5

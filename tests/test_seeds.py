@@ -54,3 +54,12 @@ def test_on_a_gpu_guesses_take_turns_with_them(folder):
     assert found[:4] == (recorded[0], guessed[0], recorded[1], guessed[1])
     assert set(found) == {*recorded, *guessed}
     assert seeds(PROBLEM, H200, path) == recorded_seeds(PROBLEM, path)
+
+
+def test_tables_of_stacks_and_epilogues_have_names_of_their_own():
+    problems = [replace(PROBLEM, **changes) for changes in ({}, {"batch": 4}, {"epilogue": "bias_n+relu"})]
+    assert [file_name(problem, H200).removeprefix("h200-") for problem in problems] == [
+        "2048x2048x4096-float16-nn.jsonl.gz",
+        "2048x2048x4096-batch4-float16-nn.jsonl.gz",
+        "2048x2048x4096-float16-nn-bias_n+relu.jsonl.gz",
+    ]

@@ -31,6 +31,8 @@ def records() -> list[Record]:
         Record(PROBLEM, CONFIG, OK, {"date": "2026-11-29", "device": "x"}),
         Record(PROBLEM, CONFIG.swapped(group=1), HUNG),
         Record(Problem(8, 8, 8), CONFIG, OK),
+        Record(Problem(8, 8, 8, 4, epilogue="bias_n+residual+gelu_tanh"), CONFIG, OK),
+        Record(Problem(8, 8, 8, 4), CONFIG, OK),
     ]
 
 
@@ -38,9 +40,10 @@ def test_what_is_stored_comes_back(path):
     with TrialStore(path) as store:
         for record in records():
             store.append(record, "cuda:0")
-        assert len(store) == 3
+        assert len(store) == 5
         assert list(store.records()) == records()
         assert list(store.records(PROBLEM)) == records()[:2]
+        assert [list(store.records(each.problem)) for each in records()[2:]] == [[each] for each in records()[2:]]
 
 
 def test_a_trial_is_on_disk_as_soon_as_it_ends(path):

@@ -18,7 +18,7 @@ def shapes(name: str) -> list[str]:
 
 def test_the_names_are_those_that_results_are_filed_under() -> None:
     promised = {"headline", "squares", "short_k", "ragged", "layouts", "small", "splitk", "skinny", "grid_sample"}
-    assert set(SUITES) == promised | {"recorded"}
+    assert set(SUITES) == promised | {"batched", "fused", "recorded"}
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -40,6 +40,17 @@ def test_large_work_is_in_both_16_bit_dtypes(name: str) -> None:
 def test_layouts_are_all_four_of_each_shape() -> None:
     found = {(problem.shape, problem.layout) for problem in SUITES["layouts"].problems}
     assert found == {(shape, layout) for shape in ("2048x2048x4096", "4096x4096x4096") for layout in LAYOUTS}
+
+
+def test_stacks_and_epilogues_have_suites_of_their_own() -> None:
+    for name, suite in SUITES.items():
+        assert {problem.batch > 1 for problem in suite.problems} == {name == "batched"}
+        assert {problem.epilogue != "none" for problem in suite.problems} == {name == "fused"}
+    assert {problem.batch for problem in SUITES["batched"].problems} == {4, 16, 64}
+    squares = [problem for problem in SUITES["batched"].problems if problem.shape == "1024x1024x1024"]
+    assert sorted((each.batch, each.layout) for each in squares if each.a_dtype == "float16") == [
+        (batch, layout) for batch in (4, 16, 64) for layout in ("nn", "nt")
+    ]
 
 
 def test_a_list_of_sizes_is_every_combination() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 import cupygemm
 from cupygemm import driver, verify
-from cupygemm.epilogue import activated
 from cupygemm.errors import CaptureError
+from cupygemm.verify import activated
 from tests.gpu.everything import everything
 
 pytestmark = pytest.mark.gpu

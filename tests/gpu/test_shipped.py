@@ -5,19 +5,23 @@ from __future__ import annotations
 import pytest
 
 from cupygemm import driver, settings
+from cupygemm.config import KernelSpec
 from cupygemm.dispatch import Dispatcher
 from cupygemm.in_force import SHIPPED, shipped_bundle
 from cupygemm.measure import Bench
 from cupygemm.problem import Problem
+from tests.gpu.protocol import Kernels
 
 pytestmark = pytest.mark.gpu
 
-PROBLEMS = [entry.problem for entry in shipped_bundle().entries]
+ENTRIES = shipped_bundle().entries
+PROBLEMS = [entry.problem for entry in ENTRIES]
 
 
 @pytest.fixture(scope="module")
-def dispatcher() -> Dispatcher:
-    """As `matmul` has it when the environment names no bundle."""
+def dispatcher(kernels: Kernels) -> Dispatcher:
+    """As `matmul` has it when the environment names no bundle; all is compiled ahead, on all cores."""
+    kernels.ahead({(KernelSpec.of(entry.problem), entry.config) for entry in ENTRIES})
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CUPYGEMM_BUNDLE", raising=False)
         assert settings.shipped_in_force()

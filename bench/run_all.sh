@@ -28,6 +28,7 @@ large_suites="headline squares short_k ragged layouts"
 small_suites="small splitk skinny"
 timeout 200 "$python" bench/ladder.py $large_suites --bundle "$out/tuned.yaml" -o "$out/ladder.json"
 timeout 120 "$python" bench/ladder.py $small_suites --bundle "$out/tuned.yaml" -o "$out/ladder_small.json"
+timeout 240 "$python" bench/ladder.py batched fused --bundle "$out/tuned.yaml" -o "$out/ladder_fused.json"
 timeout 60 "$python" bench/ladder.py small splitk --dependent -o "$out/ladder_dependent.json"
 timeout 600 "$python" bench/ladder.py grid_sample --bundle "$out/tuned.yaml" -o "$out/ladder_grid.json"
 timeout 200 "$python" bench/ladder.py headline squares --only 2048x2048x4096 --only 4096x4096x4096 \
@@ -51,7 +52,7 @@ for suite in headline squares; do
     timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json" \
         --mode rotated --mode resident --mode sustained
 done
-for suite in short_k ragged layouts $small_suites; do
+for suite in short_k ragged layouts batched fused $small_suites; do
     timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json"
 done
 timeout 240 "$python" -m cupygemm bench grid_sample --bundle "$out/tuned.yaml" -o "$out/grid_sample.json" --mode rotated

@@ -186,18 +186,13 @@ def _placed_bias(bias: Any, posed: Posed | PosedStack, dtype: np.dtype[Any], ali
     shape = bias.shape if posed.has_column_axis else (*bias.shape, 1)
     if bias.size == columns > 1 and shape[-1] == columns:
         vector, kind = bias.reshape(columns), "n"
-    elif bias.size == rows == _rows_of_one(posed) and shape[-2:] == (rows, 1):
+    # A stack that is posed as one tall matrix has more rows than a bias can have that broadcasts.
+    elif bias.size == rows and shape[-2:] == (rows, 1):
         vector, kind = bias.reshape(rows), "m"
     else:
         return None, NONE
     in_place = vector.data.ptr == bias.data.ptr and vector.flags.c_contiguous
     return (vector, kind) if in_place and vector.data.ptr % alignment == 0 else (None, NONE)
-
-
-def _rows_of_one(posed: Posed | PosedStack) -> int:
-    """Rows of one matrix as the caller sees it: a stack times one matrix has more when posed."""
-    axis = -2 if posed.has_column_axis else -1
-    return posed.shape[axis] if len(posed.shape) >= -axis else 1
 
 
 def _placed_residual(residual: Any, posed: Posed | PosedStack, dtype: np.dtype[Any], alignment: int) -> Any:

@@ -164,6 +164,7 @@ BIASES: list[tuple[Shape, Shape, Shape, Problem | None]] = [
     ((5, M, K), (5, K, N), (5, 1, N), None),
     ((5, M, K), (5, K, N), (5, 1, 1), None),
     ((K,), (5, K, N), (N,), Problem(1, N, K, 5, epilogue="bias_n")),
+    ((K,), (5, K, N), (1, 1), Problem(1, N, K, 5, epilogue="bias_m")),
     ((K,), (5, K, N), (5, 1), None),
     ((K,), (5, K, N), (5, N), None),
     ((2, 3, M, K), (2, 3, K, N), (N,), replace(PROBLEM, batch=6, epilogue="bias_n")),

@@ -1,0 +1,44 @@
+"""How the policy that serves many problems is trained: numbers alone, which `cupygemm train --help` needs too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How a policy is trained.
+
+    Attributes:
+        hidden: length of each of the two hidden layers.
+        prior: weight of log2 of the estimate in a score at the start.
+        cloning_steps: full-batch steps that imitate what was fast.
+        cloning_rate: learning rate of the first of them; it falls to 0 along a cosine.
+        weight_decay: of the same steps.
+        temperature: of imitation: a config weighs exp(-log(time / least time) / temperature).
+        updates: of PPO.
+        draws: configs drawn for each problem in an update.
+        epochs, clip, entropy, value, gae_lambda, max_gradient, target_kl: as in `PpoOptions`.
+        ppo_rate: learning rate of PPO's Adam.
+        reward_temperature: rewards enter as exp((reward - best) / temperature).
+        kept: configs of each table that the policy may choose from where a space is too large to be walked.
+    """
+
+    hidden: int = 16
+    prior: float = -10.0
+    cloning_steps: int = 300
+    cloning_rate: float = 3e-3
+    weight_decay: float = 1e-2
+    temperature: float = 0.05
+    updates: int = 40
+    draws: int = 16
+    epochs: int = 4
+    clip: float = 0.2
+    entropy: float = 0.01
+    value: float = 0.5
+    gae_lambda: float = 0.95
+    max_gradient: float = 0.5
+    target_kl: float = 0.05
+    ppo_rate: float = 3e-4
+    reward_temperature: float = 0.1
+    kept: int = 256

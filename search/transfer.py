@@ -11,6 +11,7 @@ optimisation on configs that it draws, all problems together.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from cupygemm.search.policy import MASKED, Mlp, Networks, Params
 from cupygemm.search.ppo import advantages, approximate_kl, entropy, policy_loss
-from cupygemm.search.transfer_options import TrainingOptions
+from cupygemm.search.transfer_options import RefitOptions, TrainingOptions
 from cupygemm.search.weights import PolicyWeights
 
 
@@ -112,6 +113,33 @@ def clone(options: TrainingOptions, networks: Networks, batch: Batch) -> Network
 
 
 @partial(jax.jit, static_argnums=0)
+def refit(options: RefitOptions, start: Params, seen: jax.Array, behind: jax.Array, weights: jax.Array) -> Params:
+    """The policy after imitating what was measured of one problem; it is held near where it starts.
+
+    Args:
+        options: how.
+        start: parameters of the policy, as it was trained.
+        seen: (rows, features), standardised.
+        behind: (rows,).
+        weights: (rows,), of imitation; they sum to 1, and what is negative is padding.
+    """
+    optimizer, net = optax.adam(options.rate), ScoreNet(options.hidden, 0.0)
+    measured = weights >= 0
+
+    def loss(policy: Params) -> jax.Array:
+        found = jax.nn.log_softmax(jnp.where(measured, net.apply(policy, seen, behind), MASKED))
+        moved = sum(jnp.sum((a - b) ** 2) for a, b in zip(jax.tree.leaves(policy), jax.tree.leaves(start), strict=True))
+        return -jnp.where(measured, weights * found, 0.0).sum() + options.tether * moved
+
+    def step(carry: Any, _: None) -> Any:
+        policy, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(policy), state, policy)
+        return (optax.apply_updates(policy, updates), state), None
+
+    return jax.lax.scan(step, (start, optimizer.init(start)), None, length=options.steps)[0][0]
+
+
+@partial(jax.jit, static_argnums=0)
 def draw(options: TrainingOptions, policy: Params, batch: Batch, key: jax.Array) -> Drawn:
     """Independent draws of candidates for each problem."""
     found = log_probs(options, policy, batch)
@@ -167,6 +195,12 @@ def layers_of(policy: Params) -> tuple[tuple[tuple[NDArray[np.float32], NDArray[
     return tuple((np.asarray(each["kernel"]), np.asarray(each["bias"])) for each in layers), float(
         policy["params"]["prior"]
     )
+
+
+def weights_of(trained: PolicyWeights, policy: Params) -> PolicyWeights:
+    """The weights with other parameters of the network."""
+    layers, prior = layers_of(policy)
+    return replace(trained, layers=layers, prior=prior)
 
 
 def params_of(weights: PolicyWeights) -> Params:

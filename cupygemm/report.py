@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from statistics import median as _median
 from typing import Any
 
 from cupygemm.blocks import table
 from cupygemm.errors import FileError
-from cupygemm.results import REPORT_SCHEMA, RESULTS_SCHEMA, SEARCH_SCHEMA, times_finding
+from cupygemm.results import REPORT_SCHEMA, RESULTS_SCHEMA, SEARCH_SCHEMA, TRANSFER_SCHEMA, times_finding
 from cupygemm.text import count
 
 DIRECTORY = Path("bench/results")
@@ -179,10 +181,50 @@ def _medians(document: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def render_transfer(document: Mapping[str, Any]) -> str:
+    """What suggestions for held-out problems find: medians, a row a problem, and searches that start from them."""
+    rows, firsts = document["rows"], document["first"]
+    ways, at = list(rows[0]["suggestions"]), [index for index, first in enumerate(firsts) if first > 1]
+    medians = [
+        [way, *(f"{_median(row['suggestions'][way][index] for row in rows):.3f}" for index in range(len(firsts)))]
+        for way in ways
+    ]
+    heads = [f"best of the first {first}" if first > 1 else "the first" for first in firsts]
+    each = [
+        [row["problem"], row["family"], *(f"{row['suggestions'][way][index]:.3f}" for index in at for way in ways)]
+        for row in rows
+    ]
+    names = [f"{way}, {firsts[index]}" for index in at for way in ways]
+    parts = [
+        "Fraction of the optimum's speed, median over the problems:",
+        table(["suggested by", *heads], medians),
+        "Each problem, held out with its family:",
+        table(["problem", "family", *names], each),
+        "Searches that start from the policy's suggestions, mean over problems and seeds:",
+        _searches(document),
+    ]
+    return "\n\n".join([*parts, origin(document)])
+
+
+def _searches(document: Mapping[str, Any]) -> str:
+    rows, budgets = document["rows"], document["budgets"]
+    header = ["strategy", *(f"{what} after {budget}" for budget in budgets for what in ("fraction", "score", "optimum"))]
+    cells = []
+    for name in rows[0]["strategies"]:
+        means = [
+            fmean(row["strategies"][name][what][index] for row in rows)
+            for index in range(len(budgets))
+            for what in ("fraction", "score", "optimum")
+        ]
+        cells.append([name, *(f"{mean:.1%}" if at % 3 == 2 else f"{mean:.4f}" for at, mean in enumerate(means))])
+    return table(header, cells)
+
+
 RENDERERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     RESULTS_SCHEMA: render_times,
     REPORT_SCHEMA: render_report,
     SEARCH_SCHEMA: render_search,
+    TRANSFER_SCHEMA: render_transfer,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cupygemm.problem import Problem
 
+FAMILIES = ("small", "splitk", "skinny", "square", "short_k")
 FEW_ROWS = 128
 SMALL_RESULT = 1024 * 1024
 """Elements: about what one wave of tiles computes."""

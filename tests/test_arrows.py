@@ -30,7 +30,7 @@ ARROWS = {
     "bundle": "device atomic measurement validation",
     "bundle_check": "bundle legality plan",
     "cli": "commands.bench commands.bundle commands.cache commands.doctor commands.explain commands.export "
-    "commands.record commands.report commands.tune",
+    "commands.record commands.report commands.train commands.tune",
     "commands": "",
     "commands.bench": "commands.bench_run commands.options suites",
     "commands.bench_run": "benchmark commands.bench_view dispatch gpu_lock plot provenance",
@@ -48,6 +48,8 @@ ARROWS = {
     "commands.record": "commands.options commands.record_run",
     "commands.record_run": "commands.tune_view results search.gpu_target search.recording search.store",
     "commands.report": "commands.command_help commands.options report search.knob_value",
+    "commands.train": "commands.options commands.train_run names",
+    "commands.train_run": "search.families search.recorded search.transfer_training text",
     "commands.tune": "commands.options commands.tune_run names",
     "commands.tune_run": "commands.tune_view search.gpu_target search.outcome search.seeds search.store",
     "commands.tune_view": "commands.view search.tune text",
@@ -85,6 +87,8 @@ ARROWS = {
     "search.counted": "counters plan search.runner verify",
     "search.cloning": "search.ppo",
     "search.estimate": "legality problem",
+    "search.families": "problem",
+    "search.features": "search.estimate",
     "search.gpu_jobs": "measure plan",
     "search.gpu_runner": "gpu_lock legality provenance search.gpu_jobs search.traffic",
     "search.gpu_target": "search.counted search.gpu_runner search.target",
@@ -99,21 +103,27 @@ ARROWS = {
     "search.rewards": "measurement errors names",
     "search.runner": "measurement",
     "search.scoring": "search.table",
-    "search.seeds": "search.estimate search.recorded",
+    "search.seeds": "search.recorded search.suggest",
     "search.space": "legality",
     "search.store": "measurement settings",
-    "search.strategies": "interruption measurement search.rewards search.space",
+    "search.strategies": "interruption measurement search.rewards search.suggest",
     "search.strategies.cma": "search.strategies",
     "search.strategies.exhaustive": "search.strategies",
-    "search.strategies.hybrid": "search.strategies.cma search.strategies.ppo",
+    "search.strategies.guided": "search.strategies search.transfer",
+    "search.strategies.hybrid": "search.strategies.cma search.strategies.guided search.strategies.ppo",
     "search.strategies.local": "search.strategies",
     "search.strategies.ppo": "search.choices search.cloning search.strategies",
     "search.strategies.random_search": "search.strategies",
+    "search.suggest": "search.weights",
     "search.subspace": "names search.space",
     "search.table": "atomic measurement search.subspace",
     "search.target": "search.recorded search.replay search.runner",
     "search.traffic": "device measurement",
+    "search.transfer": "search.ppo search.transfer_options search.weights",
+    "search.transfer_options": "",
+    "search.transfer_training": "search.replay search.rewards search.transfer",
     "search.tune": "interruption search.runner search.strategies",
+    "search.weights": "atomic search.features search.space",
     "settings": "",
     "suites": "problem",
     "telemetry": "driver",
@@ -130,6 +140,7 @@ GPU_LIBRARIES = {"cupy", "cupy_backends", "cuda", "pynvml", "ml_dtypes"}
 LEARNING = {"jax", "flax", "optax"}
 
 LEARNERS = {"search.policy", "search.ppo", "search.cloning", "search.strategies.ppo"}
+LEARNERS |= {"search.strategies.guided", "search.transfer", "search.transfer_training"}
 """Import what learns at once, and are themselves imported by the registry of strategies only when one is asked for."""
 
 LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "plot": {"matplotlib"}}

@@ -3,8 +3,8 @@
     python bench/transfer.py --seeds 3 -o bench/results/transfer.json
 
 One family of problems at a time is left out whole, a policy is trained on the others, and its suggestions for what was
-left out are looked up in the tables: beside those of a policy that only imitates, of the estimate, of both by turns, and
-the best configs of the nearest problems of other families. Then strategies search from the policy's suggestions.
+left out are looked up in the tables: beside those of a policy that only imitates, of the estimate, of both by turns,
+and the best configs of the nearest problems of other families. Then strategies search from the policy's suggestions.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.progress import track
 
 from cupygemm import provenance
 from cupygemm.config import KernelConfig
@@ -51,14 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recorded, started = recorded_tables(options.tables), time.monotonic()
     tables = [Table.read(each.path) for each in recorded]
     rows: list[dict[str, Any]] = []
-    for name in sorted({family(table.problem) for table in tables}):
+    for name in track(sorted({family(table.problem) for table in tables}), "families"):
         others = [table for table in tables if family(table.problem) != name]
         imitating = train(others, TrainingOptions(updates=0), options.seed)
         policy = train(others, None, options.seed)
         nearest = [each for each in recorded if family(each.problem) != name]
         held = [table for table in tables if family(table.problem) == name]
         rows += [_row(table, policy, imitating, nearest, options.seeds) for table in held]
-        print(f"{name}: {len(held)} problems, {time.monotonic() - started:.0f} s", file=sys.stderr)
     command = shlex.join(["python", *sys.argv])
     document = {
         "schema": TRANSFER_SCHEMA,

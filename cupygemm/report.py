@@ -208,7 +208,10 @@ def render_transfer(document: Mapping[str, Any]) -> str:
 
 def _searches(document: Mapping[str, Any]) -> str:
     rows, budgets = document["rows"], document["budgets"]
-    header = ["strategy", *(f"{what} after {budget}" for budget in budgets for what in ("fraction", "score", "optimum"))]
+    header = [
+        "strategy",
+        *(f"{what} after {budget}" for budget in budgets for what in ("fraction", "score", "optimum")),
+    ]
     cells = []
     for name in rows[0]["strategies"]:
         means = [

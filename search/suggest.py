@@ -1,4 +1,4 @@
-"""Configs that a trained policy suggests for a problem: NumPy alone, so that it runs wherever a matrix is multiplied."""
+"""Configs that a trained policy suggests for a problem: NumPy alone, so that it runs wherever a kernel does."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A step of it is a whole config: a network scores each candidate of a problem by what is seen of both (`features`), and a
 softmax over the candidates, which are legal, makes that a distribution. So what it learns of one problem's waves and
-bytes holds for another's. Beside the network's say a score has log2 of the estimate times a weight, which is learnt too.
+bytes holds for another's. To the network's say a score adds log2 of the estimate times a weight, which is learnt too.
 
 It learns twice from recorded tables: it imitates the fastest configs of each problem, weighted by their speed
 (advantage-weighted regression, Peng et al. 2019, arXiv 1910.00177), and is then updated by proximal policy
@@ -80,9 +80,7 @@ def create(options: TrainingOptions, batch: Batch, key: jax.Array) -> Networks:
     """Fresh networks: the policy, and one that says how good its draws will be on a problem."""
     policy, value = jax.random.split(key)
     seen, behind = batch.seen[:1, :1], batch.behind[:1, :1]
-    return Networks(
-        score_net(options).init(policy, seen, behind), _value_net(options).init(value, batch.problems[:1])
-    )
+    return Networks(score_net(options).init(policy, seen, behind), _value_net(options).init(value, batch.problems[:1]))
 
 
 @partial(jax.jit, static_argnums=0)

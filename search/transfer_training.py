@@ -110,7 +110,9 @@ class _Data:
     def found(self, options: TrainingOptions, networks: Networks) -> str:
         """What the ranking finds of the optimum's speed, at the median of the problems learnt from."""
         ranked = np.argsort(-np.asarray(log_probs(options, networks.policy, self.batch)), axis=-1, kind="stable")
-        best = [[np.exp(-lost[row[:count]].min()) for count in FIRST] for lost, row in zip(self._lost, ranked, strict=True)]
+        best = [
+            [np.exp(-lost[row[:count]].min()) for count in FIRST] for lost, row in zip(self._lost, ranked, strict=True)
+        ]
         return ", ".join(
             f"{value:.3f} with the first {count}" for count, value in zip(FIRST, np.median(best, axis=0), strict=True)
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -140,11 +141,10 @@ class PolicyWeights:
             raise FileError(f"knobs {', '.join(unknown)} are no fields of a config of this version")
         count = sum(name.startswith("kernel_") for name in arrays)
         layers = tuple((_floats(arrays, f"kernel_{i}", 2), _floats(arrays, f"bias_{i}", 1)) for i in range(count))
+        shapes = [kernel.shape for kernel, _ in layers]
         widths = [len(FEATURES), *(len(bias) for _, bias in layers)]
-        if not layers or widths[-1] != 1 or any(
-            kernel.shape != shape for (kernel, _), shape in zip(layers, zip(widths, widths[1:], strict=False), strict=True)
-        ):
-            raise FileError(f"layers are {[kernel.shape for kernel, _ in layers]}: {len(FEATURES)} inputs lead to 1 output")
+        if not layers or widths[-1] != 1 or shapes != list(pairwise(widths)):
+            raise FileError(f"layers are {shapes}: they have to lead from {len(FEATURES)} inputs to 1 output")
         mean, scale = _floats(arrays, "mean", 1), _floats(arrays, "scale", 1)
         if not len(mean) == len(scale) == len(FEATURES):
             raise FileError(f"mean and scale are of {len(mean)} and {len(scale)} features, not {len(FEATURES)}")

@@ -22,7 +22,7 @@ from cupygemm.problem import Problem
 _BUDGET_HELP = "Configs to measure. Default: 100; no limit with --seconds or the exhaustive strategy."
 _DEVICE_HELP = "cuda or cuda:N, replay, or auto: the first Hopper GPU, and replay where there is none."
 _COLD_HELP = "Begin at random, not with the best configs of recorded problems or a policy's suggestions."
-_POLICY_HELP = "Weights of a policy, of `cupygemm train`. Default: that of the package, if it has not seen what is replayed."
+_POLICY_HELP = "Weights that `cupygemm train` wrote. Default: the package's, unless they know what is replayed."
 _L2_WEIGHT_HELP = "Of the L2 term in the reward that ppo and hybrid learn from."
 _SPILL_WEIGHT_HELP = "Of the spill term in it."
 _L2_TERM_HELP = "What the L2 term is: compulsory over actual bytes of device memory, or the L2's hit rate."

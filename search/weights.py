@@ -60,7 +60,8 @@ class Standard(NamedTuple):
 
     def __call__(self, features: Array) -> Array:
         """Features (..., features) as the network takes them, clipped."""
-        return np.clip((features - self.mean) * self.scale, -MOST_STANDARD, MOST_STANDARD).astype(np.float32)
+        clipped: Array = np.clip((features - self.mean) * self.scale, -MOST_STANDARD, MOST_STANDARD).astype(np.float32)
+        return clipped
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from statistics import median as _median
+from statistics import fmean, median
 from typing import Any
 
 from cupygemm.blocks import table
@@ -185,10 +184,8 @@ def render_transfer(document: Mapping[str, Any]) -> str:
     """What suggestions for held-out problems find: medians, a row a problem, and searches that start from them."""
     rows, firsts = document["rows"], document["first"]
     ways, at = list(rows[0]["suggestions"]), [index for index, first in enumerate(firsts) if first > 1]
-    medians = [
-        [way, *(f"{_median(row['suggestions'][way][index] for row in rows):.3f}" for index in range(len(firsts)))]
-        for way in ways
-    ]
+    found = {way: [[row["suggestions"][way][index] for row in rows] for index in range(len(firsts))] for way in ways}
+    means = [[way, *map(_middle, by_first)] for way, by_first in found.items()]
     heads = [f"best of the first {first}" if first > 1 else "the first" for first in firsts]
     each = [
         [row["problem"], row["family"], *(f"{row['suggestions'][way][index]:.3f}" for index in at for way in ways)]
@@ -196,14 +193,18 @@ def render_transfer(document: Mapping[str, Any]) -> str:
     ]
     names = [f"{way}, {firsts[index]}" for index in at for way in ways]
     parts = [
-        "Fraction of the optimum's speed, median over the problems:",
-        table(["suggested by", *heads], medians),
+        "Fraction of the optimum's speed, median and mean over the problems:",
+        table(["suggested by", *heads], means),
         "Each problem, held out with its family:",
         table(["problem", "family", *names], each),
         "Searches that start from the policy's suggestions, mean over problems and seeds:",
         _searches(document),
     ]
     return "\n\n".join([*parts, origin(document)])
+
+
+def _middle(fractions: Sequence[float]) -> str:
+    return f"{median(fractions):.3f}, {fmean(fractions):.3f}"
 
 
 def _searches(document: Mapping[str, Any]) -> str:

@@ -340,3 +340,21 @@ def test_train_names_the_families(tables, tmp_path):
     done = CliRunner().invoke(cli.main, ["train", "--without", "round", "-o", str(tmp_path / "policy.npz")])
     assert done.exit_code == 1
     assert "families are small, splitk" in done.output
+
+
+def test_the_report_tells_medians_and_means_of_held_out_problems():
+    def row(problem: str, fraction: float) -> dict:
+        searched = {"local": {"fraction": [0.9], "score": [0.5], "optimum": [fraction]}}
+        return {
+            "problem": problem,
+            "family": "small",
+            "suggestions": {"policy": [0.5, fraction]},
+            "strategies": searched,
+        }
+
+    rows = [row("a", 0.75), row("b", 0.9), row("c", 1.0)]
+    document = {"first": [1, 8], "budgets": [50], "rows": rows, "provenance": {}, "command": "python x"}
+    text = render_transfer(document)
+    assert "| policy | 0.500, 0.500 | 0.900, 0.883 |" in text
+    assert "| b | small | 0.900 |" in text
+    assert "| local | 0.9000 | 0.5000 | 88.3% |" in text

@@ -23,6 +23,7 @@ from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import ConfigError, FileError
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
+from cupygemm.report import render_transfer
 from cupygemm.search.families import FAMILIES, family
 from cupygemm.search.features import BEHIND, FEATURES, features
 from cupygemm.search.strategies import StrategyContext, make_strategy
@@ -252,6 +253,7 @@ for name in ("jax", "flax", "optax", "cmaes", "cupy"):
     sys.modules[name] = None
 from cupygemm.device import H200
 from cupygemm.problem import Problem
+from cupygemm.report import render_transfer
 from cupygemm.search.suggest import suggestions
 assert len(suggestions(Problem(2048, 2048, 4096), H200, 8)) == 8
 """

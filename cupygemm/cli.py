@@ -25,6 +25,7 @@ from cupygemm.commands.explain import explain_command
 from cupygemm.commands.export import export_group
 from cupygemm.commands.record import record_command
 from cupygemm.commands.report import report_command
+from cupygemm.commands.train import train_command
 from cupygemm.commands.tune import tune_command
 from cupygemm.errors import CupygemmError, not_installed
 from cupygemm.names import SEARCH_PACKAGES
@@ -43,6 +44,7 @@ COMMANDS = (
     export_group,
     record_command,
     report_command,
+    train_command,
     tune_command,
 )
 

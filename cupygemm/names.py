@@ -8,7 +8,7 @@ STRATEGIES = {
     "local": "cupygemm.search.strategies.local:LocalSearch",
     "cma": "cupygemm.search.strategies.cma:CmaEs",
     "ppo": "cupygemm.search.strategies.ppo:Ppo",
-    "hybrid": "cupygemm.search.strategies.hybrid:Hybrid",
+    "hybrid": "cupygemm.search.strategies.hybrid:hybrid",
 }
 """Name → module and class. Modules are named, not imported: each may need a package that the others do not."""
 SEEDED = ("local", "cma", "ppo", "hybrid")

@@ -12,10 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cupygemm import comparison_report
+from cupygemm import comparison_report, transfer_report
 from cupygemm.blocks import table
 from cupygemm.errors import FileError
-from cupygemm.results import COMPARISON_SCHEMA, REPORT_SCHEMA, RESULTS_SCHEMA, SEARCH_SCHEMA, times_finding
+from cupygemm.results import (
+    COMPARISON_SCHEMA,
+    REPORT_SCHEMA,
+    RESULTS_SCHEMA,
+    SEARCH_SCHEMA,
+    TRANSFER_SCHEMA,
+    times_finding,
+)
 from cupygemm.text import count
 
 DIRECTORY = Path("bench/results")
@@ -186,11 +193,17 @@ def render_comparison(document: Mapping[str, Any]) -> str:
     return "\n\n".join([*comparison_report.parts(document), origin(document)])
 
 
+def render_transfer(document: Mapping[str, Any]) -> str:
+    """What suggestions for held-out problems find, and where the figures come from."""
+    return "\n\n".join([*transfer_report.parts(document), origin(document)])
+
+
 RENDERERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     RESULTS_SCHEMA: render_times,
     REPORT_SCHEMA: render_report,
     SEARCH_SCHEMA: render_search,
     COMPARISON_SCHEMA: render_comparison,
+    TRANSFER_SCHEMA: render_transfer,
 }
 
 

@@ -14,6 +14,7 @@ RESULTS_SCHEMA = "cupygemm.results/1"
 REPORT_SCHEMA = "cupygemm.report/1"
 SEARCH_SCHEMA = "cupygemm.search/1"
 COMPARISON_SCHEMA = "cupygemm.comparison/1"
+TRANSFER_SCHEMA = "cupygemm.transfer/1"
 
 _NAMED = ("m", "n", "k", "a_dtype", "b_dtype", "out_dtype", "layout")
 _NUMBERS = ("cupygemm_us", "cublas_us", "cublaslt_us", "torch_us", "spread")

@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from math import ceil
+from typing import NamedTuple
 
 from cupygemm.config import MMA_M, KernelConfig, KernelSpec, loaded_bytes
 from cupygemm.device import DeviceSpec
@@ -45,8 +46,36 @@ PER_TILE = 3
 """Guesses of one tile before the next tile's."""
 
 
+class Estimate(NamedTuple):
+    """What a config can be expected to take, and what of.
+
+    Attributes:
+        us: of one launch, µs, with operands out of the L2.
+        ctas, at_once, waves: tiles, those that are computed at the same time, and how often that happens.
+        stages: of one tile: its share of K.
+        tensor_cycles, loading_cycles: of a stage.
+        way_out_cycles: from the last product of a tile to its store.
+        memory_us: of the bytes that have to move.
+    """
+
+    us: float
+    ctas: int
+    at_once: int
+    waves: int
+    stages: int
+    tensor_cycles: float
+    loading_cycles: float
+    way_out_cycles: float
+    memory_us: float
+
+
 def estimated_us(problem: Problem, config: KernelConfig, device: DeviceSpec) -> float:
-    """About what one launch takes, µs, with operands out of the L2.
+    """About what one launch takes, µs, with operands out of the L2: `estimate` with nothing else."""
+    return estimate(problem, config, device).us
+
+
+def estimate(problem: Problem, config: KernelConfig, device: DeviceSpec) -> Estimate:
+    """About what one launch takes, and why.
 
     Args:
         problem: what is computed.
@@ -58,15 +87,16 @@ def estimated_us(problem: Problem, config: KernelConfig, device: DeviceSpec) -> 
     at_once = device.clusters_at_once(config.cluster_size) * config.cluster_size
     waves = ceil(ctas / at_once)
     stages = ceil(ceil(problem.k / config.block_k) / config.cluster_k)
-    tensor = _tensor_cycles(config)
-    stage = max(tensor, _loading_cycles(problem, config, min(ctas, at_once)))
+    tensor, loading = _tensor_cycles(config), _loading_cycles(problem, config, min(ctas, at_once))
+    way_out = _way_out_cycles(problem, config)
     shown = 1 + (waves - 1) * (1 - (HIDDEN_BY_TURNS if config.ping_pong else HIDDEN))
-    cycles = waves * stages * stage + shown * _way_out_cycles(problem, config)
+    cycles = waves * stages * max(tensor, loading) + shown * way_out
     heat = min(1.0, waves * stages * tensor / HEATING_CYCLES)
     busy_us = cycles / (device.clock_mhz * (1 - (1 - SUSTAINED_CLOCK) * heat))
     memory_us = problem.compulsory_bytes / DRAM_BYTES_A_US
     longer, shorter = max(busy_us, memory_us), min(busy_us, memory_us)
-    return START_CYCLES / device.clock_mhz + longer + NOT_OVERLAPPED * shorter
+    us = START_CYCLES / device.clock_mhz + longer + NOT_OVERLAPPED * shorter
+    return Estimate(us, ctas, at_once, waves, stages, tensor, loading, way_out, memory_us)
 
 
 def _tensor_cycles(config: KernelConfig) -> float:

@@ -17,12 +17,15 @@ from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.problem import Problem
 from cupygemm.search.estimate import guesses
-from cupygemm.search.recorded import recorded_tables
+from cupygemm.search.recorded import Recorded, recorded_tables
+from cupygemm.search.suggest import Guide
 from cupygemm.search.table import Table
 
 GUESSES = 8
 """Half of what a strategy that is started measures first (`strategies.MOST_STARTS`): the tables' configs know
 less than an estimate of products that none of them is like. Of both, shares were not compared."""
+SUGGESTED = 16
+"""Of a policy: as many as a strategy measures first (`strategies.MOST_STARTS`)."""
 PER_TABLE = 3
 """Configs taken from each table, of different tiles."""
 NEAREST = 6
@@ -30,7 +33,11 @@ NEAREST = 6
 
 
 def seeds(
-    problem: Problem, device: DeviceSpec, folder: Traversable | None = None, replayed: bool = True
+    problem: Problem,
+    device: DeviceSpec,
+    folder: Traversable | None = None,
+    replayed: bool = True,
+    guide: Guide | None = None,
 ) -> tuple[KernelConfig, ...]:
     """Configs to begin a search with, the most promising first.
 
@@ -38,15 +45,16 @@ def seeds(
         problem, device: what is to be computed, and where.
         folder: of tables; None for those that ship with the package.
         replayed: whether the search is answered from a table.
+        guide: a policy that has not learnt from the problem; its suggestions take turns with the others.
 
     Raises:
         FileError: there is no such folder, or a table in it cannot be read.
     """
     recorded = recorded_seeds(problem, folder, replayed)
-    if replayed:
-        return recorded
-    by_turns = itertools.zip_longest(recorded, guesses(problem, device, GUESSES))
-    return tuple(dict.fromkeys(config for pair in by_turns for config in pair if config is not None))
+    suggested = guide.ranked(SUGGESTED) if guide is not None else []
+    guessed = [] if replayed else guesses(problem, device, GUESSES)
+    by_turns = itertools.zip_longest(suggested, recorded, guessed)
+    return tuple(dict.fromkeys(config for each in by_turns for config in each if config is not None))
 
 
 def recorded_seeds(
@@ -63,6 +71,15 @@ def recorded_seeds(
         FileError: there is no such folder, or a table in it cannot be read.
     """
     tables = [table for table in recorded_tables(folder) if not (replayed and table.problem == problem)]
+    return best_of_nearest(problem, tables)
+
+
+def best_of_nearest(problem: Problem, tables: Iterable[Recorded]) -> tuple[KernelConfig, ...]:
+    """The best configs of tables, those of the nearest problem first.
+
+    Raises:
+        FileError: a table cannot be read.
+    """
     nearest = sorted(tables, key=lambda table: (_distance(table.problem, problem), table.problem, table.device.name))
     seeds = (config for recorded in nearest[:NEAREST] for config in _best(Table.read(recorded.path)))
     return tuple(dict.fromkeys(seeds))

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "cupygemm", "cuda_src", "search")
-SHIPPED = (".py", ".cu", ".cuh", ".jsonl.gz", ".yaml", "py.typed")
+SHIPPED = (".py", ".cu", ".cuh", ".jsonl.gz", ".yaml", ".npz", "py.typed")
 
 # One worker builds the wheel once for all of these.
 pytestmark = pytest.mark.xdist_group("wheel")

@@ -21,7 +21,8 @@ from cupygemm.problem import Problem
 
 _BUDGET_HELP = "Configs to measure. Default: 100; no limit with --seconds or the exhaustive strategy."
 _DEVICE_HELP = "cuda or cuda:N, replay, or auto: the first Hopper GPU, and replay where there is none."
-_COLD_HELP = "Begin at random, not with the best configs of recorded problems."
+_COLD_HELP = "Begin at random, not with the best configs of recorded problems or a policy's suggestions."
+_POLICY_HELP = "Weights that `cupygemm train` wrote. Default: the package's, unless they know what is replayed."
 _L2_WEIGHT_HELP = "Of the L2 term in the reward that ppo and hybrid learn from."
 _SPILL_WEIGHT_HELP = "Of the spill term in it."
 _L2_TERM_HELP = "What the L2 term is: compulsory over actual bytes of device memory, or the L2's hit rate."
@@ -42,6 +43,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("-o", "--output", type=PATH, help="Bundle to add the result to, unless it holds a better one.")
 @click.option("--store", type=PATH, help=f"{STORE_HELP}, and none on replay.")
 @click.option("--tables", type=FOLDER, help=TABLES_HELP)
+@click.option("--policy", type=PATH, help=_POLICY_HELP)
 @click.option("--cold", is_flag=True, help=_COLD_HELP)
 @click.option("--l2-weight", type=_WEIGHT, default=L2_WEIGHT, show_default=True, help=_L2_WEIGHT_HELP)
 @click.option("--spill-weight", type=_WEIGHT, default=SPILL_WEIGHT, show_default=True, help=_SPILL_WEIGHT_HELP)
@@ -76,6 +78,6 @@ def _refuse_idle_options(ctx: click.Context, strategy: str, device: int | str) -
         why = f"{strategy} learns from no reward; {' and '.join(LEARNING)} do"
         refuse(ctx, {"l2_weight", "spill_weight", "l2_term"}, why)
     if strategy not in SEEDED:
-        refuse(ctx, {"cold"}, f"{strategy} begins with nothing known in any case")
+        refuse(ctx, {"cold", "policy"}, f"{strategy} begins with nothing known in any case")
     if device == "replay":
         refuse(ctx, {"counters"}, "a replay runs nothing that could be counted")

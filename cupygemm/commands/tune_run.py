@@ -21,8 +21,10 @@ from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.seeds import seeds
 from cupygemm.search.store import TrialStore, default_store
 from cupygemm.search.strategies import StrategyContext, make_strategy
+from cupygemm.search.suggest import Guide
 from cupygemm.search.target import Target, replay_target
 from cupygemm.search.tune import Budget, Trial, TuneResult, tune
+from cupygemm.search.weights import PolicyWeights, shipped_weights
 from cupygemm.text import one_line, printable
 
 
@@ -36,6 +38,7 @@ class TuneRequest:
         output: the bundle to add to.
         store: where trials go; None for the default, which is nowhere on replay.
         tables: folder of recorded tables; None for those of the package.
+        policy: file of weights; None for the policy of the package.
         cold: begin with nothing known, not with the best configs of recorded problems.
         rewards: what learning strategies maximise.
         counters: count the L2 figures on a GPU, where that can be done.
@@ -51,6 +54,7 @@ class TuneRequest:
     output: Path | None
     store: Path | None
     tables: Path | None
+    policy: Path | None
     cold: bool
     rewards: RewardWeights
     counters: bool
@@ -92,8 +96,10 @@ def _tune(request: TuneRequest, target: Target) -> None:
         _warn(f"{output.path}: its entry for {request.problem} is of other kernel sources and will be replaced")
     seeded = request.strategy in SEEDED and not request.cold
     replayed = target.recorded is not None
-    start = seeds(request.problem, target.device, request.tables, replayed) if seeded else ()
-    strategy = make_strategy(request.strategy, StrategyContext(target.space, request.seed, start, request.rewards))
+    guide = _guide(request, target) if seeded else None
+    start = seeds(request.problem, target.device, request.tables, replayed, guide) if seeded else ()
+    context = StrategyContext(target.space, request.seed, start, request.rewards, guide)
+    strategy = make_strategy(request.strategy, context)
     view = make_view(click.echo, request.as_json, _expected(request, target))
     store = _open_store(request, target)
     if request.device == "auto" and target.recorded is not None:
@@ -108,6 +114,18 @@ def _tune(request: TuneRequest, target: Target) -> None:
         with view.running():
             result = tune(request.problem, target.space, strategy, target.runner, request.budget, on_trial)
     _finish(request, target, output, view, result)
+
+
+def _guide(request: TuneRequest, target: Target) -> Guide | None:
+    """The policy, told the problem; None where there is none, or on replay one that has learnt the answer."""
+    weights = shipped_weights() if request.policy is None else PolicyWeights.read(request.policy)
+    if weights is None:
+        return None
+    if target.recorded is not None and request.problem in weights.sources:
+        if request.policy is None:
+            return None
+        raise ConfigError(f"{request.policy} has learnt from the table of {request.problem}, which is to be replayed")
+    return Guide(weights, request.problem, target.device, target.space)
 
 
 def _finish(

@@ -16,6 +16,7 @@ from cupygemm.measurement import Measurement
 from cupygemm.names import STRATEGIES
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.space import SearchSpace
+from cupygemm.search.suggest import Guide
 
 DESIGN = 10
 """Random configs that a search from nothing measures first."""
@@ -49,12 +50,14 @@ class StrategyContext:
         seed: the same seed gives the same proposals for the same measurements.
         start: configs known to be good elsewhere, the most promising first; they need not be legal here.
         rewards: what learning strategies maximise.
+        guide: a policy trained on other problems, which says what is promising here; None where there is none.
     """
 
     space: SearchSpace
     seed: int = 0
     start: Sequence[KernelConfig] = ()
     rewards: RewardWeights = field(default_factory=RewardWeights)
+    guide: Guide | None = None
 
     def without_start(self) -> Self:
         """The same, with nothing known beforehand."""

@@ -1,4 +1,5 @@
-"""Population search, then PPO: the one finds where it is good, the other is warm-started there and goes on."""
+"""A population and a policy. With a policy that knows other problems the two take turns: `Guided`. Without one,
+population search, then PPO: the one finds where it is good, the other is warm-started there and goes on."""
 
 from __future__ import annotations
 
@@ -6,14 +7,20 @@ from collections.abc import Sequence
 
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
-from cupygemm.search.strategies import StrategyContext
+from cupygemm.search.strategies import Strategy, StrategyContext
 from cupygemm.search.strategies.cma import CmaEs
+from cupygemm.search.strategies.guided import Guided
 from cupygemm.search.strategies.ppo import Ppo
 
 POPULATION_EVALUATIONS = 32
 """Different configs that the population search measures before the policy takes over."""
 SAMPLED = 48
 """Configs drawn from the population's distribution that the policy imitates beside the measured ones."""
+
+
+def hybrid(context: StrategyContext) -> Strategy:
+    """What `--strategy hybrid` is: it depends on whether there is a guide."""
+    return Hybrid(context) if context.guide is None else Guided(context)
 
 
 class Hybrid:

@@ -1,0 +1,143 @@
+"""Asks what a policy knows of problems unlike those it learnt from, and writes bench/results/transfer.json.
+
+    python bench/transfer.py --seeds 3 -o bench/results/transfer.json
+
+One family of problems at a time is left out whole, a policy is trained on the others, and its suggestions for what was
+left out are looked up in the tables: beside those of a policy that only imitates, of the estimate, of both by turns,
+and the best configs of the nearest problems of other families. Then strategies search from the policy's suggestions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+
+from cupygemm import provenance
+from cupygemm.config import KernelConfig
+from cupygemm.results import TRANSFER_SCHEMA, write_results
+from cupygemm.search.estimate import estimated_us
+from cupygemm.search.families import family
+from cupygemm.search.recorded import Recorded, recorded_tables
+from cupygemm.search.replay import ReplayRunner
+from cupygemm.search.scoring import expected_best, score, times_of
+from cupygemm.search.seeds import best_of_nearest
+from cupygemm.search.strategies import MOST_STARTS, StrategyContext, make_strategy
+from cupygemm.search.suggest import Guide
+from cupygemm.search.table import Table
+from cupygemm.search.transfer_options import TrainingOptions
+from cupygemm.search.transfer_training import train
+from cupygemm.search.tune import Budget, tune
+from cupygemm.search.weights import PolicyWeights
+
+FIRST = (1, 8, 32)
+"""Suggestions whose best is told."""
+BUDGETS = (50, 150)
+STRATEGIES = ("local", "cma", "hybrid")
+"""Searched with, all from the policy's suggestions."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    recorded, started = recorded_tables(options.tables), time.monotonic()
+    tables = [Table.read(each.path) for each in recorded]
+    rows: list[dict[str, Any]] = []
+    for name in track(sorted({family(table.problem) for table in tables}), "families"):
+        others = [table for table in tables if family(table.problem) != name]
+        imitating = train(others, TrainingOptions(updates=0), options.seed)
+        policy = train(others, None, options.seed)
+        nearest = [each for each in recorded if family(each.problem) != name]
+        held = [table for table in tables if family(table.problem) == name]
+        rows += [_row(table, policy, imitating, nearest, options.seeds) for table in held]
+    command = shlex.join(["python", *sys.argv])
+    document = {
+        "schema": TRANSFER_SCHEMA,
+        "name": options.output.stem,
+        "command": command,
+        "provenance": provenance.collect(None, command, options.commit),
+        "seed": options.seed,
+        "seeds": options.seeds,
+        "first": list(FIRST),
+        "budgets": list(BUDGETS),
+        "seconds": round(time.monotonic() - started, 1),
+        "rows": rows,
+    }
+    write_results(options.output, document)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", type=Path, help="folder of recorded tables (default: those of the package)")
+    parser.add_argument("--seed", type=int, default=0, help="of the training")
+    parser.add_argument("--seeds", type=int, default=3, help="searches with each strategy")
+    parser.add_argument("--commit", help="of the source, where there is no git history")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    return parser
+
+
+def _row(
+    table: Table, policy: PolicyWeights, imitating: PolicyWeights, nearest: Sequence[Recorded], seeds: int
+) -> dict[str, Any]:
+    most = max(FIRST)
+    guide = Guide(policy, table.problem, table.device, table.space)
+    suggested, estimated = guide.ranked(most), _by_estimate(table)[:most]
+    by_turns = dict.fromkeys(itertools.chain.from_iterable(zip(suggested, estimated, strict=True)))
+    orders = {
+        "policy": suggested,
+        "imitation alone": Guide(imitating, table.problem, table.device, table.space).ranked(most),
+        "estimate": estimated,
+        "policy and estimate by turns": list(by_turns),
+        "nearest": best_of_nearest(table.problem, nearest),
+    }
+    return {
+        "problem": str(table.problem),
+        "family": family(table.problem),
+        "suggestions": {name: _found(table, order) for name, order in orders.items()},
+        "strategies": {name: _searched(table, name, guide, seeds) for name in STRATEGIES},
+    }
+
+
+def _by_estimate(table: Table) -> list[KernelConfig]:
+    """The table's configs, what is estimated to be fastest first."""
+    return sorted(table.rows, key=lambda config: (estimated_us(table.problem, config, table.device), config))
+
+
+def _found(table: Table, order: Sequence[KernelConfig]) -> list[float]:
+    """The optimum's time over the best of the first few that the table has; 0 where none of them ran."""
+    times = [us or inf for us in (table.times_us[config] for config in order if config in table.rows)]
+    return [round(table.optimum_us / min(times[:count], default=inf), 4) for count in FIRST]
+
+
+def _searched(table: Table, name: str, guide: Guide, seeds: int) -> dict[str, list[float]]:
+    """Means over seeds after each budget: fraction of the optimum's speed, score, and share that found the optimum."""
+    start, budget = guide.ranked(MOST_STARTS), max(BUDGETS)
+    curves = []
+    for seed in range(seeds):
+        strategy = make_strategy(name, StrategyContext(table.space, seed, start, guide=guide))
+        result = tune(table.problem, table.space, strategy, ReplayRunner(table), Budget(budget))
+        curve = [inf if trial.best_us is None else trial.best_us for trial in result.trials]
+        curves.append(curve + curve[-1:] * (budget - len(curve)))
+    times, best = times_of(table), table.optimum_us
+    found: dict[str, list[float]] = {"fraction": [], "score": [], "optimum": []}
+    for count in BUDGETS:
+        us = [curve[count - 1] for curve in curves]
+        expected_us = expected_best(times, count)
+        found["fraction"].append(round(float(np.mean([best / each for each in us])), 4))
+        found["score"].append(round(float(np.mean([score(each, expected_us, best) for each in us])), 4))
+        found["optimum"].append(round(float(np.mean([each <= best for each in us])), 4))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

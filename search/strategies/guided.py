@@ -1,0 +1,110 @@
+"""A population with a policy that knows other problems: the one proposes, the other says what is worth measuring.
+
+The population are the fastest configs so far; its offspring differ from one of them in one knob. Half of a batch are
+those of its offspring that the policy thinks most of, half are what it thinks most of elsewhere, both drawn with some
+noise. After each batch the policy learns anew what was measured, from where its training left it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from cupygemm.config import KernelConfig
+from cupygemm.errors import ConfigError
+from cupygemm.measurement import Measurement
+from cupygemm.search.features import BEHIND
+from cupygemm.search.policy import cpu
+from cupygemm.search.strategies import MOST_STARTS, StrategyContext, unseen
+from cupygemm.search.transfer import params_of, refit, weights_of
+from cupygemm.search.transfer_options import RefitOptions
+
+BATCH = 8
+"""Configs asked for at once."""
+ELITES = 4
+"""Configs whose neighbours are the offspring."""
+NOISE = 0.3
+"""Scale of the Gumbel noise on scores: a temperature, under which configs are drawn without replacement."""
+ROWS = 64
+"""Arrays of what was measured are padded to multiples of it, so that little is compiled."""
+
+
+class Guided:
+    """Asks for offspring of the best and for what the policy ranks highest; the policy learns from the answers."""
+
+    def __init__(self, context: StrategyContext, options: RefitOptions | None = None) -> None:
+        """Prepares the first batch: the configs to start from that are legal here, or else the policy's first.
+
+        Raises:
+            ConfigError: the context has no guide.
+        """
+        if context.guide is None:
+            raise ConfigError("a guided search needs a policy: train one with `cupygemm train`")
+        self._space, self._guide = context.space, context.guide
+        self._weights = context.guide.weights
+        self._options = options or RefitOptions(hidden=len(self._weights.layers[0][1]))
+        self._rng = np.random.default_rng(context.seed)
+        self._costs: dict[KernelConfig, float] = {}
+        self._known: dict[KernelConfig, NDArray[np.float32]] = {}
+        legal = [config for config in context.start if context.space.is_legal(config)]
+        self._first = list(dict.fromkeys(legal or self._guide.ranked(MOST_STARTS)))[:MOST_STARTS]
+
+    def ask(self) -> list[KernelConfig]:
+        """The next configs, none of them twice; empty when nothing new is found."""
+        if self._first:
+            asked, self._first = self._first, []
+            return asked
+        near = self._most_promising(self._offspring(), BATCH // 2)
+        far = self._most_promising((c for c in self._guide.candidates if c not in near), BATCH - len(near))
+        asked = [*near, *far]
+        if not asked:
+            other = unseen(self._space, self._costs, self._rng)
+            asked = [] if other is None else [other]
+        return asked
+
+    def tell(self, configs: Sequence[KernelConfig], measurements: Sequence[Measurement]) -> None:
+        """Keeps the times, and lets the policy learn them."""
+        for config, measurement in zip(configs, measurements, strict=True):
+            cost = measurement.cost
+            self._costs[config] = cost if cost is not None and 0 < cost < math.inf else math.inf
+        if min(self._costs.values(), default=math.inf) < math.inf:
+            self._learn()
+
+    def _offspring(self) -> list[KernelConfig]:
+        """Neighbours of the fastest configs."""
+        ran = sorted((cost, config) for config, cost in self._costs.items() if cost < math.inf)
+        found = (each for _, elite in ran[:ELITES] for each in self._space.neighbours(elite, any_value=True))
+        return list(dict.fromkeys(found))
+
+    def _most_promising(self, configs: Iterable[KernelConfig], count: int) -> list[KernelConfig]:
+        """Draws from those that were not measured, by the policy, without replacement."""
+        fresh = [config for config in configs if config not in self._costs]
+        if not fresh:
+            return []
+        scores = self._weights.scores(self._features(fresh)) + NOISE * self._rng.gumbel(size=len(fresh))
+        return [fresh[i] for i in np.argsort(-scores, kind="stable")[:count]]
+
+    def _features(self, configs: Sequence[KernelConfig]) -> NDArray[np.float32]:
+        unknown = [config for config in configs if config not in self._known]
+        if unknown:
+            self._known.update(zip(unknown, self._guide.features(unknown), strict=True))
+        return np.array([self._known[config] for config in configs])
+
+    def _learn(self) -> None:
+        """Fits the policy to all that was measured."""
+        trained, options = self._guide.weights, self._options
+        costs = np.array(list(self._costs.values()))
+        rows = -(-len(costs) // ROWS) * ROWS
+        weights = np.full(rows, -1.0, dtype=np.float32)
+        worths = np.exp(-np.log(costs / costs.min()) / options.temperature)
+        weights[: len(costs)] = worths / worths.sum()
+        features = np.zeros((rows, len(trained.standard.mean)), dtype=np.float32)
+        features[: len(costs)] = self._features(list(self._costs))
+        with jax.default_device(cpu()):
+            seen = trained.standard(features)
+            policy = refit(options, params_of(trained), seen, features[:, BEHIND], weights)
+            self._weights = weights_of(trained, policy)

@@ -1,0 +1,362 @@
+"""A policy that serves many problems: features, file, NumPy against Flax, training, suggestions, and the search."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+import jax.numpy as jnp
+
+from cupygemm import cli
+from cupygemm.config import KernelSpec
+from cupygemm.device import H200, DeviceSpec
+from cupygemm.errors import ConfigError, FileError
+from cupygemm.legality import illegal_reason
+from cupygemm.problem import Problem
+from cupygemm.report import render_transfer
+from cupygemm.search.families import FAMILIES, family
+from cupygemm.search.features import BEHIND, FEATURES, features
+from cupygemm.search.strategies import StrategyContext, make_strategy
+from cupygemm.search.strategies.guided import Guided
+from cupygemm.search.suggest import Guide, suggestions
+from cupygemm.search.table import Table
+from cupygemm.search.transfer import Batch, Drawn, ScoreNet, create, log_probs, optimizer, params_of, update
+from cupygemm.search.transfer_options import TrainingOptions
+from cupygemm.search.transfer_training import train
+from cupygemm.search.weights import SCHEMA, PolicyWeights, shipped_weights
+from tests.commands import SMALL
+
+QUICK = TrainingOptions(hidden=8, cloning_steps=300, updates=3, kept=64)
+OTHER = DeviceSpec("NVIDIA H100 PCIe", (9, 0), sm_count=114, shared_bytes=232448, l2_bytes=52428800, clock_mhz=1755)
+EXTREMES = ((8, 8, 8), (1, 16384, 65536), (65536, 65536, 8), (131072, 8, 131072), (7, 16, 100000))
+
+
+@pytest.fixture(scope="module")
+def learnt(toy_table, make_table, toy) -> tuple[Table, Table]:
+    return toy_table, make_table(SMALL, toy)
+
+
+@pytest.fixture(scope="module")
+def weights(learnt) -> PolicyWeights:
+    return train(learnt, QUICK, seed=5)
+
+
+# features
+
+
+@pytest.mark.parametrize("shape", EXTREMES)
+@pytest.mark.parametrize("device", [H200, OTHER], ids=lambda device: device.name)
+def test_features_are_finite_and_of_like_size(shape, device, toy_table, weights):
+    problem = Problem(*shape)
+    configs = [c for c in toy_table.rows if illegal_reason(c, KernelSpec.of(problem), device) is None]
+    found = features(problem, device, configs)
+    assert found.shape == (len(configs), len(FEATURES))
+    assert configs
+    assert np.isfinite(found).all()
+    assert np.abs(weights.standard(found)).max() <= 4
+    assert np.isfinite(weights.scores(found)).all()
+    assert found[:, BEHIND].min() == 0
+
+
+def test_features_do_not_depend_on_the_company(toy_table):
+    configs = list(toy_table.rows)[:20]
+    together = features(toy_table.problem, H200, configs, least_us=30.0)
+    alone = [features(toy_table.problem, H200, [config], least_us=30.0)[0] for config in configs]
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_features_of_no_configs_are_an_empty_table(toy_table):
+    assert features(toy_table.problem, H200, []).shape == (0, len(FEATURES))
+
+
+# NumPy and Flax
+
+
+def test_numpy_scores_what_flax_does(weights, toy_table):
+    seen = features(toy_table.problem, H200, list(toy_table.rows))
+    net = ScoreNet(len(weights.layers[0][1]), 0.0)
+    flax = net.apply(params_of(weights), weights.standard(seen), seen[:, BEHIND])
+    np.testing.assert_allclose(weights.scores(seen), np.asarray(flax), rtol=1e-4, atol=1e-4)
+
+
+# training
+
+
+def test_the_same_seed_gives_the_same_file(learnt, weights, tmp_path):
+    one, two, other = tmp_path / "one.npz", tmp_path / "two.npz", tmp_path / "other.npz"
+    weights.write(one)
+    train(learnt, QUICK, seed=5).write(two)
+    train(learnt, QUICK, seed=6).write(other)
+    assert one.read_bytes() == two.read_bytes()
+    assert one.read_bytes() != other.read_bytes()
+
+
+def test_training_ranks_what_was_fast_first(learnt, weights):
+    for table in learnt:
+        first = Guide(weights, table.problem, table.device, table.space).ranked(8)
+        assert table.optimum_us / min(table.times_us[config] or 1e9 for config in first) > 0.97
+
+
+def test_training_on_nothing_is_refused():
+    with pytest.raises(ConfigError, match="no tables"):
+        train([])
+
+
+def one_problem(hidden: int = 4) -> tuple[TrainingOptions, Batch]:
+    """Three candidates and a padded row."""
+    rng = np.random.default_rng(0)
+    seen = rng.normal(size=(1, 4, 5)).astype(np.float32)
+    legal = np.array([[True, True, True, False]])
+    batch = Batch(seen, np.zeros((1, 4), np.float32), legal, np.full((1, 4), 0.25, np.float32), seen[:, 0, :2])
+    return TrainingOptions(hidden=hidden, draws=6, entropy=0.0, ppo_rate=1e-2), batch
+
+
+def test_padding_is_never_drawn():
+    options, batch = one_problem()
+    networks = create(options, batch, jnp.array([0, 1], jnp.uint32))
+    probabilities = np.exp(np.asarray(log_probs(options, networks.policy, batch)))
+    assert probabilities[0, 3] == 0
+    assert probabilities.sum() == pytest.approx(1)
+
+
+def test_an_update_moves_probability_to_what_paid():
+    options, batch = one_problem()
+    networks = create(options, batch, jnp.array([0, 1], jnp.uint32))
+    before = log_probs(options, networks.policy, batch)
+    choices = jnp.array([[0, 0, 1, 1, 2, 2]])
+    drawn = Drawn(choices, jnp.take_along_axis(before, choices, -1))
+    rewards = jnp.array([[0.0, 0.0, 1.0, 1.0, 0.0, 0.0]])
+    networks, _, steps = update(options, networks, optimizer(options).init(networks), batch, drawn, rewards)
+    moved = np.asarray(log_probs(options, networks.policy, batch) - before)[0]
+    assert 1 <= steps <= options.epochs
+    assert moved[1] > 0 > max(moved[0], moved[2])
+
+
+def test_a_feature_that_never_varied_has_no_weight(weights, toy_table):
+    seen = features(toy_table.problem, H200, list(toy_table.rows)[:4])
+    changed = seen.copy()
+    changed[:, FEATURES.index("log2 SMs")] = -0.5
+    np.testing.assert_array_equal(weights.scores(seen), weights.scores(changed))
+
+
+# the file
+
+
+def rewritten(weights: PolicyWeights, tmp_path, **changes):
+    """The file with some arrays, or keys of the header, replaced."""
+    path = tmp_path / "policy.npz"
+    weights.write(path)
+    with np.load(path, allow_pickle=False) as loaded:
+        arrays = dict(loaded)
+    header = json.loads(arrays["header"].tobytes())
+    for name, value in changes.items():
+        if name in arrays:
+            arrays[name] = value
+        else:
+            header[name] = value
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    np.savez(path, **{name: value for name, value in arrays.items() if value is not None})
+    return path
+
+
+def test_a_file_says_what_its_numbers_mean(weights, tmp_path):
+    path = rewritten(weights, tmp_path)
+    again = PolicyWeights.read(path)
+    assert again.configs == weights.configs
+    assert again.knobs == weights.knobs
+    assert again.sources == weights.sources
+    assert again.header["versions"].keys() >= {"cupygemm", "jax", "flax"}
+    assert again.header["seed"] == 5
+    seen = np.random.default_rng(0).normal(size=(9, len(FEATURES))).astype(np.float32)
+    np.testing.assert_array_equal(again.scores(seen), weights.scores(seen))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schema": "cupygemm.policy/0"}, f"schema is 'cupygemm.policy/0': this version reads {SCHEMA}"),
+        ({"features": [*FEATURES[:-1], "moon"]}, "features differ from those of this version: B read once, moon"),
+        ({"features": FEATURES[::-1]}, "features differ from those of this version: their order"),
+        ({"knobs": {"colour": [1]}}, "knobs colour are no fields"),
+        ({"mean": np.zeros(3, np.float32)}, "mean and scale are of 3"),
+        ({"scale": np.full(len(FEATURES), np.nan, np.float32)}, "scale: finite float32"),
+        ({"kernel_1": np.zeros((3, 3), np.float32)}, "layers are"),
+        ({"bias_0": None}, "bias_0"),
+        ({"prior": np.float64(1.0)}, "prior: finite float32"),
+        ({"configs": np.zeros((2, 3), np.int16)}, "configs: integers for"),
+        ({"sources": [{"problem": {"m": 0}}]}, "problem"),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_a_file_that_does_not_fit_is_refused(changes, said, weights, tmp_path):
+    path = rewritten(weights, tmp_path, **changes)
+    with pytest.raises(FileError) as caught:
+        PolicyWeights.read(path)
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "cupygemm train" in str(caught.value)
+
+
+def test_what_is_no_file_of_arrays_is_refused(tmp_path):
+    path = tmp_path / "policy.npz"
+    with pytest.raises(FileError, match="No such file"):
+        PolicyWeights.read(path)
+    path.write_bytes(b"weights")
+    with pytest.raises(FileError, match=r"no \.npz of plain arrays"):
+        PolicyWeights.read(path)
+    packed = io.BytesIO()
+    np.savez(packed, header=np.array([{"a": 1}], dtype=object))
+    path.write_bytes(packed.getvalue())
+    with pytest.raises(FileError, match=r"no \.npz of plain arrays.*pickle"):
+        PolicyWeights.read(path)
+
+
+# suggestions
+
+
+@pytest.mark.parametrize("shape", [(2048, 2048, 4096), (1, 4096, 4096), (1000, 1001, 1000), (64, 64, 65536)])
+def test_suggestions_are_legal_different_and_the_same_each_time(shape):
+    problem = Problem(*shape)
+    found = suggestions(problem, H200, 32)
+    assert len(set(found)) == len(found) == 32
+    assert all(illegal_reason(config, KernelSpec.of(problem), H200) is None for config in found)
+    assert found == suggestions(problem, H200, 32)
+    assert found[:8] == suggestions(problem, H200, 8)
+
+
+def test_suggestions_stay_in_the_space(weights, toy_table):
+    found = suggestions(Problem(512, 512, 512), H200, 10**6, toy_table.space, weights)
+    assert sorted(found) == sorted(toy_table.rows)
+
+
+def test_the_shipped_policy_fits_this_version():
+    weights = shipped_weights()
+    assert weights is not None
+    assert len(weights.sources) >= 8
+    assert weights.configs
+
+
+def test_suggesting_needs_no_jax():
+    source = """
+import sys
+for name in ("jax", "flax", "optax", "cmaes", "cupy"):
+    sys.modules[name] = None
+from cupygemm.device import H200
+from cupygemm.problem import Problem
+from cupygemm.report import render_transfer
+from cupygemm.search.suggest import suggestions
+assert len(suggestions(Problem(2048, 2048, 4096), H200, 8)) == 8
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# the search
+
+
+def test_hybrid_with_a_guide_is_guided_and_asks_for_nothing_twice(weights, toy_table, model):
+    space, problem = toy_table.space, toy_table.problem
+    strategy = make_strategy("hybrid", StrategyContext(space, 1, guide=Guide(weights, problem, H200, space)))
+    assert isinstance(strategy, Guided)
+    asked = []
+    while configs := strategy.ask():
+        asked += configs
+        strategy.tell(configs, [model(config) for config in configs])
+    assert sorted(asked) == sorted(toy_table.rows)
+
+
+def test_the_guided_search_learns_that_the_policy_is_wrong(weights, toy_table, model):
+    """With its first layer negated a policy ranks poorly; what is measured still leads to the optimum."""
+    kernel, bias = weights.layers[-1]
+    misled = replace(weights, layers=(*weights.layers[:-1], (-kernel, -bias)), prior=0.0)
+    space = toy_table.space
+    strategy = make_strategy("hybrid", StrategyContext(space, 1, guide=Guide(misled, toy_table.problem, H200, space)))
+    best, asked = float("inf"), 0
+    while asked < space.size / 3:
+        configs = strategy.ask()
+        found = [model(config) for config in configs]
+        strategy.tell(configs, found)
+        asked += len(configs)
+        best = min(best, *(each.us or best for each in found))
+    assert best < 1.03 * toy_table.optimum_us
+
+
+def test_a_guided_search_starts_from_what_it_is_given(weights, toy_table):
+    legal = sorted(toy_table.rows)[:5]
+    guide = Guide(weights, toy_table.problem, H200, toy_table.space)
+    assert Guided(StrategyContext(toy_table.space, 0, legal, guide=guide)).ask() == legal
+    with pytest.raises(ConfigError, match="needs a policy"):
+        Guided(StrategyContext(toy_table.space))
+
+
+# families and the command
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ((512, 512, 8192), "splitk"),
+        ((64, 64, 4096), "splitk"),
+        ((128, 4096, 4096), "skinny"),
+        ((1, 4096, 14336), "skinny"),
+        ((8192, 8192, 512), "short_k"),
+        ((1024, 1024, 4096), "small"),
+        ((4096, 4096, 4096), "square"),
+    ],
+)
+def test_families(shape, name):
+    assert family(Problem(*shape)) == name
+    assert name in FAMILIES
+
+
+def test_train_writes_weights_that_tune_takes(tables, tmp_path, run):
+    path = tmp_path / "new" / "policy.npz"
+    command = ["train", "--tables", str(tables), "--updates", "1", "--seed", "3", "-o", str(path)]
+    done = CliRunner().invoke(cli.main, [*command, "--without", "square"])
+    assert done.exit_code == 0, done.output
+    assert "a policy of 1 problem" in done.output
+    assert PolicyWeights.read(path).sources == (SMALL,)
+    found = run("--device", "replay", "--strategy", "hybrid", "--budget", "24", "--policy", str(path))
+    assert found.exit_code == 0, found.output
+
+
+def test_tune_refuses_a_policy_that_knows_the_answer(weights, tmp_path, run):
+    path = tmp_path / "policy.npz"
+    weights.write(path)
+    done = run("--device", "replay", "--strategy", "hybrid", "--policy", str(path))
+    assert done.exit_code == 1
+    assert "has learnt from the table" in done.output
+
+
+def test_train_names_the_families(tables, tmp_path):
+    done = CliRunner().invoke(cli.main, ["train", "--without", "round", "-o", str(tmp_path / "policy.npz")])
+    assert done.exit_code == 1
+    assert "families are small, splitk" in done.output
+
+
+def test_the_report_tells_medians_and_means_of_held_out_problems():
+    def row(problem: str, fraction: float) -> dict:
+        searched = {"local": {"fraction": [0.9], "score": [0.5], "optimum": [fraction]}}
+        return {
+            "problem": problem,
+            "family": "small",
+            "suggestions": {"policy": [0.5, fraction]},
+            "strategies": searched,
+        }
+
+    rows = [row("a", 0.75), row("b", 0.9), row("c", 1.0)]
+    document = {"first": [1, 8], "budgets": [50], "rows": rows, "provenance": {}, "command": "python x"}
+    text = render_transfer(document)
+    assert "| policy | 0.500, 0.500 | 0.900, 0.883 |" in text
+    assert "| b | small | 0.900 |" in text
+    assert "| local | 0.9000 | 0.5000 | 88.3% |" in text

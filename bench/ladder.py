@@ -3,13 +3,14 @@
     python bench/ladder.py headline squares -o bench/results/ladder.json --bundle tuned.yaml
 
 docs/ladder.md and docs/small.md say what each step of bench/steps.py was expected to do; the steps of grid_sample are
-guesses, of which the fastest alone gets rows. The fastest step of a problem goes into the bundle: by turns, or with
---sustained by the geometric mean of both ways of measuring.
+suggestions of the policy that ships and guesses by the estimate, of which the fastest alone gets rows. The fastest step
+of a problem goes into the bundle: by turns, or with --sustained by the geometric mean of both ways of measuring.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -39,12 +40,16 @@ from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.results import times_document, write_results
 from cupygemm.search.estimate import guesses
+from cupygemm.search.suggest import suggestions
 from cupygemm.suites import SIXTEEN_BITS, SUITES
 
 GUESSED = "grid_sample"
-"""A suite whose steps are guesses of search/estimate.py: those that are fastest in a short run."""
-GUESSES = 24
+"""A suite whose steps are suggested by search/suggest.py and guessed by search/estimate.py, by turns."""
+STEPS_TRIED = 28
+SUGGESTED = 10
+"""At most, of these; the others are guesses."""
 FINALISTS = 3
+"""That are measured thoroughly: those that are fastest in a short run."""
 
 
 @click.command()
@@ -108,16 +113,20 @@ def _ratio(row: Mapping[str, Any]) -> float:
 
 
 def steps_of(suite: str, problem: Problem) -> Steps:
-    """Configs by name: those of the suite, or guesses, named after what tells them apart."""
+    """Configs by name: those of the suite, or suggestions and guesses, named after what tells them apart."""
     if suite in STEPS:
         return STEPS[suite]
-    return {_named(config): config for config in guesses(problem, H200, GUESSES)}
+    by_turns = itertools.zip_longest(suggestions(problem, H200, SUGGESTED), guesses(problem, H200, STEPS_TRIED))
+    found = dict.fromkeys(config for pair in by_turns for config in pair if config is not None)
+    return {_named(config): config for config in itertools.islice(found, STEPS_TRIED)}
 
 
 def _named(config: KernelConfig) -> str:
-    cluster = f"{config.cluster_m}x{config.cluster_n}x{config.cluster_k}"
-    how = f"{'by turns, ' if config.ping_pong else ''}{config.store_stages} store buffers"
-    return f"{config.block_m}x{config.block_n}, cluster {cluster}, {how}"
+    c = config
+    tile = f"{c.block_m}x{c.block_n}x{c.block_k}, {c.stages} stages, cluster {c.cluster_m}x{c.cluster_n}x{c.cluster_k}"
+    how = f"{c.consumers} consumers{' by turns' if c.ping_pong else ''}, depth {c.wait_depth}, {c.store_stages} buffers"
+    told = f"group {c.group}, L2 {c.l2_promotion} {c.keep_a} {c.keep_b} {c.keep_out}, {c.prefetch} prefetched"
+    return f"{tile}, {how}, {told}"
 
 
 def fastest(bench: Bench, launches: Mapping[str, Launch], most: int) -> dict[str, Launch]:

@@ -15,6 +15,8 @@ from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
 from cupygemm.measure import Timing
 from cupygemm.problem import Problem
+from cupygemm.search.estimate import guesses
+from cupygemm.search.suggest import suggestions
 from cupygemm.suites import SUITES
 
 BENCH = Path(__file__).parent.parent / "bench"
@@ -45,10 +47,12 @@ def test_rows_that_tma_cannot_store_are_stored_from_registers_once(ladder: Modul
     assert len(set(found.values())) == len(found)
 
 
-def test_a_grid_sample_has_guesses(ladder: ModuleType) -> None:
+def test_a_grid_sample_has_suggestions_and_guesses(ladder: ModuleType) -> None:
     for problem in SUITES[ladder.GUESSED].problems[::25]:
         found = ladder.steps_of(ladder.GUESSED, problem)
-        assert len(found) == ladder.GUESSES
+        assert len(found) == ladder.STEPS_TRIED
+        assert set(suggestions(problem, H200, 3)) < set(found.values())
+        assert set(guesses(problem, H200, 3)) < set(found.values())
         assert all(illegal_reason(config, KernelSpec.of(problem), H200) is None for config in found.values())
 
 

@@ -112,7 +112,7 @@ OUTS = {
 @pytest.mark.parametrize("case", OUTS)
 def test_matrices_of_a_result_lie_apart(gpu: FakeGpu, case: str, store_stages: int) -> None:
     plan = ready(gpu, STACK, SMALL.swapped(store_stages=store_stages))
-    with pytest.raises(ProblemError, match=r"out: its matrices are -?\d+ bytes apart: they overlap"):
+    with pytest.raises(ProblemError, match=r"out: (its )?matrices are -?\d+ bytes apart"):
         plan(made(gpu, B, M, K), made(gpu, B, K, N), OUTS[case](gpu.empty((B, M, N), np.float16)))
     assert gpu.launches == []
 

@@ -186,6 +186,17 @@ def test_a_bias_is_broadcast_as_numpy_does(
 
 
 @pytest.mark.parametrize(
+    ("a_shape", "b_shape", "bias"),
+    [((M, 0), (0, N), (N,)), ((0, K), (K, N), (N,)), ((M, K), (K, 0), (M, 1)), ((5, M, 0), (5, 0, N), (M, 1))],
+)
+def test_sums_of_nothing_get_their_bias(gpu: FakeGpu, a_shape: Shape, b_shape: Shape, bias: Shape) -> None:
+    a, b = operands(gpu, a=a_shape, b=b_shape)
+    terms = {"bias": array(gpu, bias, seed=3), "activation": "relu"}
+    assert_near(cupygemm.matmul(a, b, **terms), a, b, terms, roundings=2)
+    assert gpu.launches == []
+
+
+@pytest.mark.parametrize(
     ("view", "own"),
     [
         (lambda wide: wide[:, :N], True),

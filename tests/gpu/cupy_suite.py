@@ -43,9 +43,9 @@ def _note_launches() -> None:
     launch = Plan.__call__
 
     @wraps(launch)
-    def noted(self: Plan, a: Any, b: Any, out: Any) -> None:
+    def noted(self: Plan, *operands: Any) -> None:
         _problems.add(str(self.problem))
-        launch(self, a, b, out)
+        launch(self, *operands)
 
     Plan.__call__ = noted  # type: ignore[method-assign]
 
@@ -76,13 +76,13 @@ def run(file: Path, folder: Path, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(
         [*command, "--outcomes", str(outcomes), *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])},
         capture_output=True,
         text=True,
         check=False,
     )
     # 1 is for tests that failed, which are in the file.
-    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert done.returncode in (0, 1) and outcomes.exists(), done.stdout + done.stderr
     found: dict[str, Any] = json.loads(outcomes.read_text(encoding="utf-8"))
     return found
 

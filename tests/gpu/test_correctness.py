@@ -124,7 +124,7 @@ def test_offset_pointers(kernels: Kernels) -> None:
         view[...] = array
         return view
 
-    a, b, out = map(cupy.ascontiguousarray, operands(problem, verify.ZERO_MEAN, 1))
+    a, b, out = map(cupy.ascontiguousarray, operands(problem, verify.ZERO_MEAN, 1)[:3])
     plan(shifted(a, 8), shifted(b, 8), shifted(out, 8))
     plan(a, b, out)
     moved = shifted(out, 8)

@@ -115,6 +115,26 @@ def test_the_residual_may_be_the_result(name: str, kernels: Kernels) -> None:
     assert verify.check(in_place.out, reference).ok
 
 
+@pytest.mark.parametrize("name", FUSED)
+def test_dependent_launches_wait_for_the_residual_too(name: str, kernels: Kernels) -> None:
+    """A chain over two buffers in which the operands are there all along, and each residual is the result before."""
+    cupy = driver.cupy()
+    problem, steps = Problem(520, 264, 64, epilogue="residual"), 40
+    plan = kernels.plan(problem, CONFIGS[name], dependent_launch=True)
+    given = operands(problem, verify.ZERO_MEAN, 7)
+    given.a[...] = 0
+    buffers = [cupy.full((520, 264), float("nan"), dtype=cupy.float16) for _ in range(2)]
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        cupy.cuda.Device().synchronize()
+        for _ in range(10):
+            buffers[0][...] = given.residual
+            for step in range(steps):
+                before, after = buffers[step % 2], buffers[(step + 1) % 2]
+                plan(given.a, given.b, after, residual=before, beta=-1.0)
+            assert bool((buffers[steps % 2] == given.residual).all())
+        stream.synchronize()
+
+
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_what_is_not_finite_stays_so(epilogue: str, kernels: Kernels) -> None:
     """NaN comes through every activation, and infinity through what does not bring it to zero."""

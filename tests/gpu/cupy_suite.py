@@ -82,7 +82,8 @@ def run(file: Path, folder: Path, *arguments: str) -> dict[str, Any]:
         check=False,
     )
     # 1 is for tests that failed, which are in the file.
-    assert done.returncode in (0, 1) and outcomes.exists(), done.stdout + done.stderr
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert outcomes.exists(), done.stdout + done.stderr
     found: dict[str, Any] = json.loads(outcomes.read_text(encoding="utf-8"))
     return found
 

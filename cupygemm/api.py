@@ -21,6 +21,8 @@ from cupygemm.text import count
 
 _dispatcher = Dispatcher()
 _repeats = Repeats()
+_ONE = 1.0
+"""The default of alpha and beta, known by its identity."""
 
 
 def matmul(
@@ -32,8 +34,8 @@ def matmul(
     bias: Any = None,
     activation: str | None = None,
     residual: Any = None,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    alpha: float = _ONE,
+    beta: float = _ONE,
     out_dtype: Any = None,
     **options: Any,
 ) -> Any:
@@ -83,21 +85,22 @@ def matmul(
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
         LaunchError: CuPy is not installed.
     """
-    terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
-    plain = not (options or terms.any())
-    if plain:
+    # Spelt out and by identity, since every call passes here.
+    beside = bias is not None or activation is not None or residual is not None or out_dtype is not None
+    if not beside and alpha is _ONE and beta is _ONE and not options:
         result = _repeats.answer(_dispatcher, a, b, out)
         if result is not None:
             return result
     with _device_of(a, b):
         out, options = _usual(out, options)
+        terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
         if terms.any():
             _refuse(options)
             return fused.multiply(_dispatcher, a, b, out, terms)
         decision = decide(_dispatcher, a, b, out, options)
         if decision.own is not None:
             result = launch(decision.own, out)
-            if plain:
+            if not options:
                 _repeats.learn(a, b, out, decision.own, result)
             return result
         refuse_capture(a, b, decision.choice.reason)

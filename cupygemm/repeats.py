@@ -25,11 +25,13 @@ class _Known(NamedTuple):
 
     Attributes:
         launch: for the addresses of operands and result.
+        device: whose it is.
         shape, dtype: of the result.
         spans: of a, b and out, from the first byte to the one after the last, relative to their addresses.
     """
 
     launch: Prepared
+    device: int
     shape: tuple[int, ...]
     dtype: Any
     spans: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
@@ -47,7 +49,9 @@ class Repeats:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._known: dict[Any, _Known] = {}
-        self._of: tuple[Dispatcher, int] | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._generation = 0
+        self._cupy: Any = None
 
     def answer(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any) -> Any:
         """The product, or None where this call is not like one before, or its arrays lie so that it matters.
@@ -59,18 +63,23 @@ class Repeats:
         Raises:
             LaunchError: the driver refused the launch.
         """
-        if self._of != (dispatcher, dispatcher.generation):
-            self._known, self._of = {}, (dispatcher, dispatcher.generation)
+        if self._dispatcher is not dispatcher or self._generation != dispatcher.generation:
+            self._known, self._dispatcher, self._generation = {}, dispatcher, dispatcher.generation
         if not self._known:
             return None
-        cupy = driver.cupy()
+        cupy = self._cupy
         known = self._known.get(_key(cupy.ndarray, a, b, out))
-        if known is None or cupy.cuda.runtime.getDevice() != a.data.device_id:
+        if known is None or cupy.cuda.runtime.getDevice() != known.device:
             return None
         a_place, b_place = a.data.ptr, b.data.ptr
-        result = cupy.empty(known.shape, known.dtype) if out is None else out
-        place = result.data.ptr
-        if (a_place | b_place | place) % TMA_ALIGNMENT or (out is not None and known.overlaps(a_place, b_place, place)):
+        if out is None:
+            result = cupy.empty(known.shape, known.dtype)
+            place = result.data.ptr
+        else:
+            result, place = out, out.data.ptr
+            if known.overlaps(a_place, b_place, place):
+                return None
+        if (a_place | b_place | place) % TMA_ALIGNMENT:
             return None
         known.launch(a_place, b_place, place, cupy.cuda.get_current_stream().ptr)
         return result
@@ -94,7 +103,9 @@ class Repeats:
             return
         if len(self._known) >= MOST:
             self._known = {}
-        self._known[key] = _Known(launch, own.posed.shape, own.dtype, (_span(a), _span(b), _span(result)))
+        spans = (_span(a), _span(b), _span(result))
+        self._cupy = driver.cupy()
+        self._known[key] = _Known(launch, a.data.device_id, own.posed.shape, own.dtype, spans)
 
 
 def _span(array: Any) -> tuple[int, int]:

@@ -17,7 +17,7 @@ mkdir -p "$out"
 step() { echo "== $(date +%T) $*"; }
 
 step correctness
-timeout 240 "$python" -m pytest -q -m gpu tests/gpu --report "$out/correctness.json" -p no:cacheprovider
+timeout 480 "$python" -m pytest -q -m gpu tests/gpu --report "$out/correctness.json" -p no:cacheprovider
 
 step tables
 small="512x512x512 1024x1024x1024 256x1024x1024 1024x1024x4096 64x64x4096 128x256x4096 256x256x16384 512x512x8192"
@@ -30,9 +30,9 @@ large_suites="headline squares short_k ragged layouts"
 small_suites="small splitk skinny"
 timeout 200 "$python" bench/ladder.py $large_suites --bundle "$out/tuned.yaml" -o "$out/ladder.json"
 timeout 120 "$python" bench/ladder.py $small_suites --bundle "$out/tuned.yaml" -o "$out/ladder_small.json"
-timeout 240 "$python" bench/ladder.py batched fused --bundle "$out/tuned.yaml" -o "$out/ladder_fused.json"
+timeout 240 "$python" bench/ladder.py batched fused --bundle "$out/tuned.yaml" -o "$out/ladder_variants.json"
 timeout 60 "$python" bench/ladder.py small splitk --dependent -o "$out/ladder_dependent.json"
-timeout 600 "$python" bench/ladder.py grid_sample --bundle "$out/tuned.yaml" -o "$out/ladder_grid.json"
+timeout 600 "$python" bench/ladder.py grid_sample --bundle "$out/tuned.yaml" -o "$out/grid_sample.json"
 timeout 200 "$python" bench/ladder.py headline squares --only 2048x2048x4096 --only 4096x4096x4096 \
     --only 8192x8192x8192 --dtype float16 --sustained -o "$out/ladder_sustained.json"
 
@@ -57,8 +57,9 @@ done
 for suite in short_k ragged layouts batched fused $small_suites; do
     timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json"
 done
-timeout 240 "$python" -m cupygemm bench grid_sample --bundle "$out/tuned.yaml" -o "$out/grid_sample.json" --mode rotated
 timeout 120 "$python" bench/layouts.py 2048x2048x4096 4096x4096x4096 --bundle "$out/tuned.yaml" -o "$out/layout_ratios.json"
+
+timeout 60 "$python" bench/host.py -o "$out/host.json"
 
 step profile
 timeout 90 "$python" bench/timeline.py 2048x2048x4096 4096x4096x1024 8192x16384x256 --bundle "$out/tuned.yaml" \

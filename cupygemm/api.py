@@ -87,7 +87,8 @@ def matmul(
     """
     # Spelt out and by identity, since every call passes here.
     beside = bias is not None or activation is not None or residual is not None or out_dtype is not None
-    if not beside and alpha is _ONE and beta is _ONE and not options:
+    plain = not beside and alpha is _ONE and beta is _ONE and not options
+    if plain:
         result = _repeats.answer(_dispatcher, a, b, out)
         if result is not None:
             return result
@@ -100,7 +101,7 @@ def matmul(
         decision = decide(_dispatcher, a, b, out, options)
         if decision.own is not None:
             result = launch(decision.own, out)
-            if not options:
+            if plain:
                 _repeats.learn(a, b, out, decision.own, result)
             return result
         refuse_capture(a, b, decision.choice.reason)

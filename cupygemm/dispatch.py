@@ -1,7 +1,8 @@
 """Which kernel runs a product: the bundles in force, the plans made so far, and the reason when it is cuBLAS.
 
-`choose` is a dictionary hit in the steady state. Everything that may be slow (reading a bundle, compiling, loading a
-cubin) happens at the first call for a problem on a device, never while a CUDA graph is being captured.
+A problem is decided once; calls like one before are answered by `repeats`. Everything that may be slow (reading a
+bundle, compiling, loading a cubin) happens at the first call for a problem on a device, never while a CUDA graph is
+being captured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files under bench/results/: what a program measured, in the two schemas that reports and checks read."""
+"""Files under bench/results/: what a program measured, in the schemas that reports and checks read."""
 
 from __future__ import annotations
 

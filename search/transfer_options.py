@@ -1,4 +1,4 @@
-"""How the policy that serves many problems is trained: numbers alone, which `cupygemm train --help` needs too."""
+"""How the policy that serves many problems is trained, and learns anew within one: numbers alone, without JAX."""
 
 from __future__ import annotations
 

@@ -120,6 +120,16 @@ def test_a_device_that_is_not_current_goes_the_long_way(gpu: FakeGpu, decided: l
     assert {launched.device for launched in gpu.launches} == {1}
 
 
+def test_calls_that_are_not_answered_are_not_learnt(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    repeats = Repeats()
+    monkeypatch.setattr(api, "_repeats", repeats)
+    a, b = draw(gpu, 1)
+    with cupygemm.use(bundle_of(PROBLEM)):
+        for options in ({"order": "C"}, {"alpha": float("1")}, {"dtype": np.float16}):
+            np.testing.assert_array_equal(plain(cupygemm.matmul(a, b, **options)), right(a, b))
+            assert repeats._known == {}
+
+
 def test_what_is_no_array_is_not_asked_for_its_shape(gpu: FakeGpu) -> None:
     a, b = draw(gpu, 1)
     with cupygemm.use(bundle_of(PROBLEM)):

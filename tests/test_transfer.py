@@ -22,10 +22,12 @@ from cupygemm.config import KernelSpec
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import ConfigError, FileError
 from cupygemm.legality import illegal_reason
+from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 from cupygemm.report import render_transfer
 from cupygemm.search.families import FAMILIES, family
 from cupygemm.search.features import BEHIND, FEATURES, features
+from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.strategies.guided import Guided
 from cupygemm.search.suggest import Guide, suggestions
@@ -289,6 +291,21 @@ def test_the_guided_search_learns_that_the_policy_is_wrong(weights, toy_table, m
         asked += len(configs)
         best = min(best, *(each.us or best for each in found))
     assert best < 1.03 * toy_table.optimum_us
+
+
+def test_a_guided_search_goes_by_the_rewards_that_it_is_told(weights, toy_table):
+    """Of configs that differ in spills alone, what is best depends on the weight of spills."""
+    guide = Guide(weights, toy_table.problem, H200, toy_table.space)
+    first, second = guide.ranked(2)
+    measured = [
+        Measurement(Status.OK, (1.0,), (1.0,), spill_bytes=512),
+        Measurement(Status.OK, (1.02,), (1.0,), spill_bytes=0),
+    ]
+    for weight, best in ((0.0, first), (0.5, second)):
+        strategy = Guided(StrategyContext(toy_table.space, 0, rewards=RewardWeights(spill=weight), guide=guide))
+        strategy.ask()
+        strategy.tell([first, second], measured)
+        assert min(strategy._costs, key=strategy._costs.__getitem__) == best
 
 
 def test_a_guided_search_starts_from_what_it_is_given(weights, toy_table):

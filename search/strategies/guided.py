@@ -1,6 +1,6 @@
 """A population with a policy that knows other problems: the one proposes, the other says what is worth measuring.
 
-The population are the fastest configs so far; its offspring differ from one of them in one knob. Half of a batch are
+The population are the best configs so far; its offspring differ from one of them in one knob. Half of a batch are
 those of its offspring that the policy thinks most of, half are what it thinks most of elsewhere, both drawn with some
 noise. After each batch the policy learns anew what was measured, from where its training left it.
 """
@@ -19,6 +19,7 @@ from cupygemm.errors import ConfigError
 from cupygemm.measurement import Measurement
 from cupygemm.search.features import BEHIND
 from cupygemm.search.policy import cpu
+from cupygemm.search.rewards import WORST
 from cupygemm.search.strategies import MOST_STARTS, StrategyContext, unseen
 from cupygemm.search.transfer import params_of, refit, weights_of
 from cupygemm.search.transfer_options import RefitOptions
@@ -48,7 +49,9 @@ class Guided:
         self._weights = context.guide.weights
         self._options = options or RefitOptions(hidden=len(self._weights.layers[0][1]))
         self._rng = np.random.default_rng(context.seed)
-        self._costs: dict[KernelConfig, float] = {}
+        self._rewards = context.rewards
+        self._baseline_us: float | None = None
+        self._costs: dict[KernelConfig, float] = {}  # e to the power of minus the reward
         self._known: dict[KernelConfig, NDArray[np.float32]] = {}
         legal = [config for config in context.start if context.space.is_legal(config)]
         self._first = list(dict.fromkeys(legal or self._guide.ranked(MOST_STARTS)))[:MOST_STARTS]
@@ -67,15 +70,16 @@ class Guided:
         return asked
 
     def tell(self, configs: Sequence[KernelConfig], measurements: Sequence[Measurement]) -> None:
-        """Keeps the times, and lets the policy learn them."""
+        """Keeps the rewards, and lets the policy learn them."""
+        self._baseline_us = self._baseline_us or next((each.us for each in measurements if each.us), None)
         for config, measurement in zip(configs, measurements, strict=True):
-            cost = measurement.cost
-            self._costs[config] = cost if cost is not None and 0 < cost < math.inf else math.inf
+            reward = self._rewards.reward(measurement, self._baseline_us or 1.0)
+            self._costs[config] = math.exp(-reward) if reward > WORST else math.inf
         if min(self._costs.values(), default=math.inf) < math.inf:
             self._learn()
 
     def _offspring(self) -> list[KernelConfig]:
-        """Neighbours of the fastest configs."""
+        """Neighbours of the best configs."""
         ran = sorted((cost, config) for config, cost in self._costs.items() if cost < math.inf)
         found = (each for _, elite in ran[:ELITES] for each in self._space.neighbours(elite, any_value=True))
         return list(dict.fromkeys(found))

@@ -305,7 +305,7 @@ class Bundle(_Strict):
             return None
         return (
             f"measured with other kernel sources ({theirs[:16]}, now {source_digest[:16]}): its times may be others "
-            "now, `cupygemm tune` measures anew"
+            "now, `cupygemm tune` on a Hopper GPU measures anew"
         )
 
     def elsewhere(self, device: DeviceSpec) -> str | None:

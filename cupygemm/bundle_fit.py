@@ -58,5 +58,5 @@ def _fit(name: str, bundle: Bundle, where: str) -> Check:
             return Check(name, State.PROBLEM, f"{found}: {mismatch}", "tune here with cupygemm tune")
         if elsewhere is not None:
             return Check(name, State.WARNING, f"{found}, used on {gpu_words(spec)}", "cupygemm tune may find faster")
-    remedy = "cupygemm tune measures anew" if outdated else ""
+    remedy = "cupygemm tune on a Hopper GPU measures anew" if outdated else ""
     return Check(name, State.WARNING if outdated and where else State.OK, found, remedy)

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cupygemm.blocks import table
 from cupygemm.bundle import Bundle, Entry
+from cupygemm.epilogue import NONE
 from cupygemm.errors import FileError
 from cupygemm.in_force import shipped_bundle
 from cupygemm.kernel_source import source_digest
+from cupygemm.problem import Problem
 from cupygemm.report import MISSING, VERSIONS
 from cupygemm.text import count
 
@@ -37,8 +39,7 @@ def summary(bundle: Bundle, digest: str) -> str:
     won = f"{count(len(entries), 'problem')} where cuBLAS was slower"
     lines = [
         f"{won}, on {bundle.device}: {dtypes}; layouts {layouts}",
-        _against("cuBLAS", [entry.speedup for entry in entries]),
-        _against("the best cublasLt algorithm", [_over_cublaslt(entry) for entry in entries]),
+        *(line for kind in KINDS for line in _kind_lines(kind, entries)),
         _sources(bundle, digest),
         *_origins(entries),
     ]
@@ -47,10 +48,26 @@ def summary(bundle: Bundle, digest: str) -> str:
 
 def problems(bundle: Bundle, digest: str) -> str:
     """A row an entry, and what measured them."""
-    header = ["M×N×K", "dtype", "layout", "cupygemm, µs", "cuBLAS, µs", "best cublasLt, µs"]
+    header = ["M×N×K", "dtype", "layout", "with", "cupygemm, µs", "cuBLAS, µs", "best cublasLt, µs"]
     header += ["cuBLAS / cupygemm", "cublasLt / cupygemm", "found by", "commit"]
     rows = table(header, [_row(entry) for entry in bundle.entries])
     return "\n".join([rows, "", *_commands(bundle.entries)])
+
+
+KINDS: dict[str, Callable[[Problem], bool]] = {
+    "products of two matrices, against cuBLAS": lambda problem: problem.batch == 1 and problem.epilogue == NONE,
+    "stacks, against strided-batched cuBLAS": lambda problem: problem.batch > 1,
+    "epilogues, against cuBLAS and one kernel more": lambda problem: problem.batch == 1 and problem.epilogue != NONE,
+}
+"""Entries whose figures belong together, since they are compared with the same."""
+
+
+def _kind_lines(kind: str, entries: Sequence[Entry]) -> Iterator[str]:
+    """How those of a kind compare; nothing where there are none."""
+    own = [entry for entry in entries if KINDS[kind](entry.problem)]
+    if own:
+        yield f"{kind}: {_compared([entry.speedup for entry in own])}"
+        yield f"{kind.split(',')[0]}, against the best cublasLt algorithm: {_compared(map(_over_cublaslt, own))}"
 
 
 RENDERERS: dict[str, Callable[[Bundle, str], str]] = {"summary": summary, "problems": problems}
@@ -61,10 +78,12 @@ def _row(entry: Entry) -> list[str]:
     out = "" if problem.out_dtype == problem.a_dtype else f" → {problem.out_dtype}"
     times = [measured.us, measured.cublas_us, measured.cublaslt_us]
     ratios = [entry.speedup, _over_cublaslt(entry)]
+    stack = "" if problem.batch == 1 else f"{problem.batch} of "
     return [
-        problem.shape.replace("x", "×"),
+        stack + problem.shape.replace("x", "×"),
         f"{problem.a_dtype}{out}",
         problem.layout,
+        MISSING if problem.epilogue == NONE else problem.epilogue,
         *(MISSING if us is None else f"{us:.2f}" for us in times),
         *(MISSING if ratio is None else f"{ratio:.3f}" for ratio in ratios),
         entry.search.strategy,
@@ -81,15 +100,17 @@ def _counted(words: Iterable[str]) -> str:
     return ", ".join(f"{word} {number}" for word, number in sorted(Counter(words).items()))
 
 
-def _against(name: str, ratios: Sequence[float | None]) -> str:
-    known = [ratio for ratio in ratios if ratio is not None]
+def _compared(ratios: Iterable[float | None]) -> str:
+    found = list(ratios)
+    known = [ratio for ratio in found if ratio is not None]
     if not known:
-        return f"against {name}: not measured"
+        return "not measured"
     mean = math.exp(math.fsum(map(math.log, known)) / len(known))
     wins = sum(ratio > 1 for ratio in known)
+    without = f", {len(found) - len(known)} not compared" if len(found) > len(known) else ""
     return (
-        f"against {name}: {wins} faster, {len(known) - wins} not; {min(known):.3f} to {max(known):.3f}, geometric mean "
-        f"of the ratio {mean:.3f}"
+        f"{wins} faster, {len(known) - wins} not{without}; {min(known):.3f} to {max(known):.3f}, geometric mean of the "
+        f"ratio {mean:.3f}"
     )
 
 

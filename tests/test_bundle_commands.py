@@ -129,7 +129,7 @@ def test_entries_of_other_sources_are_marked_and_valid(path):
     path.write_text(yaml.safe_dump(document))
     shown = bundle("show", path).stdout
     assert shown.count(f"measured with other kernel sources (d1, now {kernel_source.source_digest()})") == 1
-    assert shown.count("`cupygemm tune` measures anew") == 1
+    assert shown.count("`cupygemm tune` on a Hopper GPU measures anew") == 1
     result = bundle("validate", path)
     assert result.exit_code == 0
     assert result.stderr.startswith("1 entry measured with other kernel sources than those here: used all the same")

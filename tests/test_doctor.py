@@ -224,7 +224,7 @@ def test_the_shipped_bundle_is_told_and_its_old_times_are_no_fault(
     check = examine(Machine())["shipped bundle"]
     assert check.state is State.OK
     assert check.found == "1 entry of NVIDIA H200 (132 SMs), 1 measured with other kernel sources"
-    assert check.remedy == "cupygemm tune measures anew"
+    assert check.remedy == "cupygemm tune on a Hopper GPU measures anew"
     monkeypatch.setenv("CUPYGEMM_BUNDLE", "none")
     check = examine(Machine())["shipped bundle"]
     assert (check.state, check.found) == (State.ABSENT, "turned off: CUPYGEMM_BUNDLE is none")

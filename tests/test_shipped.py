@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -87,11 +88,24 @@ def test_documents_say_how_many_were_measured_with_the_sources_at_hand() -> None
     old, new = bundle_report.summary(mixed, "d3"), bundle_report.summary(mixed, "d2")
     assert "kernel sources of this version: d3; measured with them: 0 of 2; 1 with d1, 1 with d2" in old
     assert "kernel sources of this version: d2; measured with them: 1 of 2; 1 with d1" in new
-    assert "against cuBLAS: 2 faster, 0 not; 1.250 to 1.250, geometric mean of the ratio 1.250" in new
-    assert "against the best cublasLt algorithm: not measured" in new
+    kind = "products of two matrices"
+    assert f"- {kind}, against cuBLAS: 2 faster, 0 not; 1.250 to 1.250, geometric mean of the ratio 1.250" in new
+    assert f"- {kind}, against the best cublasLt algorithm: not measured" in new
+    assert "stacks" not in new
     assert "- 1 of undated, commit abc, CUDA 13.0" in new
     rows = bundle_report.problems(mixed, "d2").splitlines()
-    assert rows[2].startswith("| 2048×2048×4096 | float16 | nn | 10.00 | 12.50 | – | 1.250 | – | test | abc |")
+    assert rows[2].startswith("| 2048×2048×4096 | float16 | nn | – | 10.00 | 12.50 | – | 1.250 | – | test | abc |")
+
+
+def test_documents_keep_stacks_and_epilogues_apart() -> None:
+    stack, fused = replace(PROBLEM, batch=4), replace(PROBLEM, epilogue="bias_n+gelu")
+    bundle = timed(bundle_of(PROBLEM, stack, fused), 1.25)
+    lines = bundle_report.summary(bundle, "d").splitlines()
+    compared = [line for line in lines if "1 faster, 0 not; 1.250 to 1.250" in line]
+    assert [line.split(",")[0] for line in compared] == ["- products of two matrices", "- stacks", "- epilogues"]
+    rows = bundle_report.problems(bundle, "d").splitlines()[2:5]
+    assert [row.split(" | ")[0] for row in rows] == ["| 2048×2048×4096", "| 4 of 2048×2048×4096", "| 2048×2048×4096"]
+    assert "| nn | bias_n+gelu | 10.00" in rows[2]
 
 
 def test_another_block_about_the_bundle_is_refused_with_those_there_are() -> None:

@@ -55,7 +55,7 @@ def bundle_validate(path: Path) -> None:
     if outdated:
         click.echo(
             f"{count(len(outdated), 'entry', 'entries')} measured with other kernel sources than those here: "
-            "used all the same, and `cupygemm tune` measures anew",
+            "used all the same, and `cupygemm tune` on a Hopper GPU measures anew",
             err=True,
         )
 

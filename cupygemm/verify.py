@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Self
 
@@ -205,9 +206,7 @@ def _erf(array: Array) -> Any:
     if isinstance(array, np.ndarray):
         return np.vectorize(math.erf, otypes=[np.float64])
     # Loaded here, and from where the array itself is: this module works without CuPy too.
-    from cupyx.scipy.special import erf  # type: ignore[import-untyped]
-
-    return erf
+    return import_module("cupyx.scipy.special").erf
 
 
 @dataclass(frozen=True)

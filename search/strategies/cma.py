@@ -24,10 +24,8 @@ from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
 from cupygemm.search.strategies import StrategyContext, opening, unseen
 
-REDRAWS = 50
-"""Illegal draws in a row after which a legal config is taken at random instead. Where one draw in 3,000 is legal, as in the
-sub-space `wide`, 200 took more than twice the time for the same (four H200 tables of 2026-11-30, 5 seeds, mean fraction of
-the optimum after 50 and 150 evaluations: 0.938 and 0.975 with 200, 0.925 and 0.976 with 50, 0.906 and 0.964 with 5)."""
+REDRAWS = 200
+"""Illegal draws in a row after which a legal config is taken at random instead."""
 BARREN_GENERATIONS = 5
 """Generations in a row without a new config after which the search starts again elsewhere."""
 

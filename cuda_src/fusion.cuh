@@ -26,8 +26,8 @@ struct Fusion {
     static constexpr Epilogue EPILOGUE = SPEC.epilogue;
     static constexpr int OUT_BYTES = dtype_bytes(SPEC.out_dtype);
 
-    // Two elements of the result's dtype from `index` on. Where rows of the result are aligned, n is a multiple of 8, and
-    // the launch has seen to it that bias and residual are aligned to pairs.
+    // Two elements of the result's dtype from `index` on. Where rows of the result are aligned, n is even, and the launch
+    // has seen to it that bias and residual are aligned to pairs.
     __device__ __forceinline__ static float2 pair_at(const uint8_t* matrix, int64_t index, int to_second) {
         const uint8_t* at = matrix + index * OUT_BYTES;
         if constexpr (SPEC.out_dtype == DType::float32) {

@@ -31,12 +31,12 @@ from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import CupygemmError, VerificationError
 from cupygemm.gpu_lock import holding_gpu
+from cupygemm.kernel_plan import LoadedKernel, Plan
 from cupygemm.legality import illegal_reason
 from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, THOROUGH, Bench, Timing
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import ROTATED, SUSTAINED
 from cupygemm.operands import Launch
-from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.results import times_document, write_results
 from cupygemm.search.estimate import guesses

@@ -26,9 +26,9 @@ from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import BundleError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.graphs import capture
+from cupygemm.kernel_plan import LoadedKernel, Plan
 from cupygemm.measure import Bench, num_launches
 from cupygemm.names import ROTATED
-from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from cupygemm.bundle import Bundle, BundleDevice, Entry
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200, DeviceSpec
+from cupygemm.kernel_plan import MAX_EXTENT
 from cupygemm.legality import illegal_reason
-from cupygemm.plan import MAX_EXTENT
 
 TOLERANCE = 0.01
 """By how much of it a speedup may differ from the times beside it: they are rounded when edited by hand."""

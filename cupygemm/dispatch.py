@@ -25,9 +25,9 @@ from cupygemm.dtypes import DTYPES, OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
 from cupygemm.in_force import InForce, Source
+from cupygemm.kernel_plan import LoadedKernel, Plan, oversize_reason
 from cupygemm.legality import illegal_reason
 from cupygemm.placement import misaligned_reason, unstorable_reason
-from cupygemm.plan import LoadedKernel, Plan, oversize_reason
 from cupygemm.problem import Problem
 from cupygemm.stacks import Stack
 

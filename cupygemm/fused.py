@@ -17,8 +17,8 @@ from cupygemm.epilogue import ACTIVATIONS, NONE, Epilogue
 from cupygemm.epilogue_terms import pair_alignment
 from cupygemm.errors import CaptureError, ProblemError
 from cupygemm.fallback import are_arrays, dtype_name, fall_back, wants_float32
+from cupygemm.kernel_plan import Plan
 from cupygemm.placement import unstorable_reason
-from cupygemm.plan import Plan
 from cupygemm.posing import Posed, overlap, pose
 from cupygemm.product import target_of
 from cupygemm.stacks import PosedStack, pose_stack

@@ -14,7 +14,7 @@ from typing import Any
 from cupygemm import driver
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.errors import LaunchError, ProblemError
-from cupygemm.plan import Plan
+from cupygemm.kernel_plan import Plan
 from cupygemm.tensor_map import copied
 
 _INVALID_CONTEXT = 201

@@ -12,7 +12,7 @@ from cupygemm.choice import Choice
 from cupygemm.dispatch import Dispatcher, is_capturing, unfit_reason
 from cupygemm.errors import CaptureError
 from cupygemm.fallback import are_arrays, dtype_name, needs_cublas, wants_float32
-from cupygemm.plan import Plan
+from cupygemm.kernel_plan import Plan
 from cupygemm.posing import Posed, overlap, pose
 from cupygemm.stacks import PosedStack, pose_stack
 

@@ -18,8 +18,8 @@ from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.counters import DRAM_READ_BYTES, DRAM_WRITE_BYTES, L2_HIT_PCT, number, read_counters
 from cupygemm.errors import LaunchError
+from cupygemm.kernel_plan import LoadedKernel, Plan
 from cupygemm.measurement import Measurement
-from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.search.runner import Confirming, Runner
 

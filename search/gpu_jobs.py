@@ -14,9 +14,9 @@ from cupygemm import driver
 from cupygemm.compiler import CompiledKernel, compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CupygemmError
+from cupygemm.kernel_plan import LoadedKernel, Plan
 from cupygemm.measure import QUICK, THOROUGH, Bench, is_usable
 from cupygemm.measurement import Measurement, Status
-from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 
 

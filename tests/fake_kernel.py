@@ -11,8 +11,8 @@ import numpy as np
 
 from cupygemm.compiler import CompiledKernel
 from cupygemm.epilogue import NONE, Epilogue
+from cupygemm.kernel_plan import _Arguments
 from cupygemm.operands import Operands
-from cupygemm.plan import _Arguments
 from cupygemm.tensor_map import Matrix
 from cupygemm.verify import activated, numpy_dtype
 

@@ -12,9 +12,9 @@ from cupygemm import driver, verify
 from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
+from cupygemm.kernel_plan import LoadedKernel, Plan
 from cupygemm.legality import illegal_reason
 from cupygemm.operands import Operands
-from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 
 SMALL = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, False, 1, 40, 1, 1)

@@ -14,8 +14,8 @@ from cupygemm import compiler, kernel_source
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import ConfigError, LaunchError
+from cupygemm.kernel_plan import LoadedKernel
 from cupygemm.measurement import Status
-from cupygemm.plan import LoadedKernel
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS
 from cupygemm.search.gpu_runner import GpuRunner

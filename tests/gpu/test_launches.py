@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cupygemm import driver, verify
+from cupygemm.kernel_plan import Plan
 from cupygemm.operands import Operands
-from cupygemm.plan import Plan
 from cupygemm.problem import Problem
 from tests.gpu.protocol import CONFIGS, LARGE, Kernels, operands
 

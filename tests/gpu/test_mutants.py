@@ -9,7 +9,7 @@ import pytest
 
 from cupygemm import compiler, kernel_source, verify
 from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.plan import LoadedKernel, Plan
+from cupygemm.kernel_plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 from tests.gpu.protocol import LARGE, operands
 

@@ -16,9 +16,9 @@ from cupygemm.config import MAX_TILE, KernelConfig, KernelSpec, operand_bytes, s
 from cupygemm.device import H200
 from cupygemm.dtypes import DTYPES
 from cupygemm.errors import CompileError
+from cupygemm.kernel_plan import _Arguments
 from cupygemm.kernel_source import config_literal, spec_literal
 from cupygemm.legality import Violation, illegal_reason, violation
-from cupygemm.plan import _Arguments
 from cupygemm.problem import Problem
 from cupygemm.tensor_map import a_box, b_box, out_box
 

@@ -10,7 +10,7 @@ import pytest
 
 from cupygemm.config import KernelSpec
 from cupygemm.errors import ProblemError
-from cupygemm.plan import LoadedKernel, Plan, _Arguments
+from cupygemm.kernel_plan import LoadedKernel, Plan, _Arguments
 from cupygemm.problem import Problem
 from cupygemm.raster import Divisor
 from cupygemm.tensor_map import Matrix

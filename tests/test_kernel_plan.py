@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import driver, plan, tensor_map
+from cupygemm import driver, kernel_plan, tensor_map
 from cupygemm.config import KernelConfig, KernelSpec, shared_bytes
 from cupygemm.errors import ConfigError, LaunchError, ProblemError
+from cupygemm.kernel_plan import MAX_EXTENT, LoadedKernel, Plan
 from cupygemm.operands import Operands
 from cupygemm.placement import misaligned_reason
-from cupygemm.plan import MAX_EXTENT, LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.raster import Raster
 from cupygemm.tensor_map import Box, Matrix
@@ -158,8 +158,8 @@ def test_what_the_driver_refuses_is_a_launch_error(gpu: FakeGpu) -> None:
 
 
 def test_arguments_lie_as_in_the_kernel() -> None:
-    assert ctypes.sizeof(plan._Arguments) == 240
-    fields = [(name, getattr(plan._Arguments, name)) for name, _ in plan._Arguments._fields_]
+    assert ctypes.sizeof(kernel_plan._Arguments) == 240
+    fields = [(name, getattr(kernel_plan._Arguments, name)) for name, _ in kernel_plan._Arguments._fields_]
     assert [(name, field.offset, field.size) for name, field in fields] == [
         ("out", 0, 8),
         ("out_row_stride", 8, 8),
@@ -194,10 +194,10 @@ def test_arguments_lie_as_in_the_kernel() -> None:
 
 
 def test_the_kernel_is_told_sizes_order_and_hints(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[plan._Arguments] = []
+    told: list[kernel_plan._Arguments] = []
 
     def enqueue(ready: Plan, addresses: tuple[int, ...]) -> None:
-        told.append(plan._Arguments.from_buffer_copy(plan._Arguments.from_address(addresses[-1])))
+        told.append(kernel_plan._Arguments.from_buffer_copy(kernel_plan._Arguments.from_address(addresses[-1])))
 
     monkeypatch.setattr(Plan, "_enqueue", enqueue)
     problem = Problem(600, 200, 72)

@@ -89,6 +89,11 @@ def _ours(problem: Problem, operands: Any) -> dict[str, Call]:
         raise BundleError(f"{problem}: {choice.reason}")
     cupy, prepared = driver.cupy(), Prepared(plan, *operands)
     bias = cupy.ones(problem.n, cupy.float16)
+    planned = cupygemm.plan(*operands)
+    planned_bias = cupygemm.plan(*operands, bias=bias, activation="relu")
+    for each in (planned, planned_bias):
+        if each.choice.kernel != "own":
+            raise BundleError(f"{problem}: {each.choice.reason}")
 
     def repeated(a: Any, b: Any, out: Any) -> None:
         prepared(a.data.ptr, b.data.ptr, out.data.ptr, cupy.cuda.get_current_stream().ptr)
@@ -96,7 +101,10 @@ def _ours(problem: Problem, operands: Any) -> dict[str, Call]:
     return {
         "bare launch": _bare(plan, operands),
         "prepared launch": repeated,
-        "plan": plan,
+        "kernel plan": plan,
+        "cupygemm.plan, out": planned,
+        "cupygemm.plan": lambda a, b, out: planned(a, b),
+        "cupygemm.plan, out, bias, relu": lambda a, b, out: planned_bias(a, b, out, bias=bias),
         "cupygemm.matmul, out": lambda a, b, out: cupygemm.matmul(a, b, out=out),
         "cupygemm.matmul": lambda a, b, out: cupygemm.matmul(a, b),
         "cupygemm.matmul, out, bias, relu": lambda a, b, out: cupygemm.matmul(

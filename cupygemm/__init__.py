@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from cupygemm.api import explain, matmul, use
+    from cupygemm.api import explain, matmul, plan, use
     from cupygemm.bundle import Bundle
     from cupygemm.config import KernelConfig, KernelSpec
     from cupygemm.device import DeviceSpec
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from cupygemm.patching import patch
+    from cupygemm.planned import MatmulPlan
     from cupygemm.problem import Problem
 
 _MODULE_OF = {
@@ -46,12 +47,14 @@ _MODULE_OF = {
     "KernelConfig": "config",
     "KernelSpec": "config",
     "LaunchError": "errors",
+    "MatmulPlan": "planned",
     "Problem": "problem",
     "ProblemError": "errors",
     "VerificationError": "errors",
     "explain": "api",
     "matmul": "api",
     "patch": "patching",
+    "plan": "api",
     "show_config": "environment",
     "use": "api",
 }
@@ -68,6 +71,7 @@ __all__ = [
     "KernelConfig",
     "KernelSpec",
     "LaunchError",
+    "MatmulPlan",
     "Problem",
     "ProblemError",
     "VerificationError",
@@ -75,6 +79,7 @@ __all__ = [
     "explain",
     "matmul",
     "patch",
+    "plan",
     "show_config",
     "use",
 ]

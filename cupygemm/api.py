@@ -1,4 +1,4 @@
-"""What users call: `matmul`, `explain` and `use`."""
+"""What users call: `matmul`, `plan`, `explain` and `use`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cupygemm import driver, fused
+from cupygemm import driver
 from cupygemm.bundle import Bundle
 from cupygemm.choice import Choice
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, LaunchError
-from cupygemm.fallback import fall_back
-from cupygemm.fused import Terms
-from cupygemm.product import decide, launch, refuse_capture, without_defaults
+from cupygemm.planned import MatmulPlan
+from cupygemm.product import decide, run, without_defaults
 from cupygemm.repeats import Repeats
+from cupygemm.terms import NO_TERMS, Terms, is_one
 from cupygemm.text import count
 
 _dispatcher = Dispatcher()
@@ -87,25 +87,60 @@ def matmul(
     """
     # Spelt out and by identity, since every call passes here.
     beside = bias is not None or activation is not None or residual is not None or out_dtype is not None
-    plain = not beside and alpha is _ONE and beta is _ONE and not options
-    if plain:
-        result = _repeats.answer(_dispatcher, a, b, out)
+    plain = not beside and (alpha is _ONE or is_one(alpha)) and (beta is _ONE or is_one(beta))
+    terms = NO_TERMS if plain else Terms(bias, activation, residual, alpha, beta, out_dtype)
+    if not options:
+        result = (
+            _repeats.answer(_dispatcher, a, b, out)
+            if plain
+            else _repeats.answer_with_terms(_dispatcher, a, b, out, terms)
+        )
         if result is not None:
             return result
     with _device_of(a, b):
-        out, options = _usual(out, options)
-        terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
-        if terms.any():
-            _refuse(options)
-            return fused.multiply(_dispatcher, a, b, out, terms)
-        decision = decide(_dispatcher, a, b, out, options)
-        if decision.own is not None:
-            result = launch(decision.own, out)
-            if plain:
-                _repeats.learn(a, b, out, decision.own, result)
-            return result
-        refuse_capture(a, b, decision.choice.reason)
-        return fall_back(a, b, out, options, decision.posed)
+        given, left = _usual(out, options)
+        decision = decide(_dispatcher, a, b, given, left, terms)
+        result = run(decision, a, b, given, left, terms)
+        if decision.own is not None and not options:
+            _repeats.learn(a, b, out, result, decision.own, terms)
+        return result
+
+
+def plan(
+    a: Any,
+    b: Any,
+    /,
+    out: Any = None,
+    *,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    out_dtype: Any = None,
+) -> MatmulPlan:
+    """`matmul` decided ahead, for many calls with arrays like these: `plan(a, b)` gives what calls it.
+
+        multiply = cupygemm.plan(a, b, out, bias=bias, activation="relu")
+        multiply(a, b, out, bias=bias)  # or other arrays of the same shapes, strides and dtypes
+
+    It compiles and loads the kernel and launches nothing, so that a CUDA graph can be captured with the plan at once.
+    What is in force now stays in force for the plan.
+
+    Args:
+        a, b, out, bias, residual: arrays of the shapes, strides and dtypes that the plan will be called with; of their
+            contents nothing is read. `out` None for results as `matmul` allocates them.
+        activation, out_dtype: as of `matmul`.
+        alpha, beta: the factors of calls that do not say others.
+
+    Raises:
+        CaptureError: a CUDA graph is being captured, and the kernel is not loaded.
+        ValueError, TypeError, ProblemError, BundleError, LaunchError: as `matmul`.
+    """
+    terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
+    with _device_of(a, b):
+        decision = decide(_dispatcher, a, b, out, {}, terms)
+        return MatmulPlan(decision, a, b, out, terms, matmul)
 
 
 def explain(
@@ -129,13 +164,10 @@ def explain(
         ValueError, TypeError, ProblemError, BundleError: as `matmul`.
         LaunchError: CuPy is not installed.
     """
+    terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
     with _device_of(a, b):
-        out, options = _usual(out, options)
-        terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
-        if terms.any():
-            _refuse(options)
-            return fused.decide(_dispatcher, a, b, out, terms)[0]
-        return decide(_dispatcher, a, b, out, options).choice
+        given, left = _usual(out, options)
+        return decide(_dispatcher, a, b, given, left, terms).choice
 
 
 def bundles_in_force() -> list[tuple[str, Bundle]]:
@@ -212,11 +244,6 @@ def _usual(out: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if isinstance(out, tuple) and len(out) == 1:
         (out,) = out
     return out, without_defaults(options) if options else options
-
-
-def _refuse(options: dict[str, Any]) -> None:
-    if options:
-        raise TypeError(f"matmul: {', '.join(sorted(options))}: options of cupy.matmul do not go with an epilogue")
 
 
 def _kind(value: Any) -> str:

@@ -205,15 +205,20 @@ class Plan:
             ProblemError: an array is not what the plan was made for, or is not aligned as TMA needs it.
             LaunchError: the driver refused the launch.
         """
-        *maps, arguments = self.parameters(a, b, out)
-        if self._epilogue is not None:
-            self._epilogue.fill(arguments, bias, residual, alpha, beta)
-        elif bias is not None or residual is not None or alpha != 1.0:
-            raise ProblemError("the plan was made without an epilogue: it takes no bias, residual or alpha")
+        *maps, arguments = self.parameters(a, b, out, bias, residual, alpha, beta)
         self._enqueue((*(each.address for each in maps), ctypes.addressof(arguments)))
 
-    def parameters(self, a: Any, b: Any, out: Any) -> tuple[TensorMap, TensorMap, TensorMap, Any]:
-        """What a launch hands to the kernel: three descriptors, and the rest without what an epilogue reads.
+    def parameters(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        bias: Any = None,
+        residual: Any = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+    ) -> tuple[TensorMap, TensorMap, TensorMap, Any]:
+        """What a launch hands to the kernel: three descriptors, and the rest.
 
         Raises:
             ProblemError: as a call.
@@ -235,6 +240,10 @@ class Plan:
             arguments.a_step, arguments.b_step = int(a_matrix.depth > 1), int(b_matrix.depth > 1)
             arguments.a_batch_bytes, arguments.b_batch_bytes = a_matrix.depth_stride, b_matrix.depth_stride
             arguments.out_batch_stride = out.strides[0] // out.dtype.itemsize
+        if self._epilogue is not None:
+            self._epilogue.fill(arguments, bias, residual, alpha, beta)
+        elif bias is not None or residual is not None or alpha != 1.0:
+            raise ProblemError("the plan was made without an epilogue: it takes no bias, residual or alpha")
         return map_a, map_b, map_out, arguments
 
     def _out_map(self, out: Any) -> TensorMap:

@@ -1,23 +1,24 @@
 """Launches with everything but addresses and stream worked out ahead: `Prepared`, for the sake of the host's time.
 
-A launch that is repeated with arrays of the same shapes and strides differs in three addresses. The driver has a call
-that replaces the address in a descriptor, and takes a launch whose parameters lie ready in one call more.
+A launch that is repeated with arrays of the same shapes and strides differs in a few addresses. They are written into
+the descriptors and arguments of the last one, and the driver is called once.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from cupygemm import driver
-from cupygemm.config import TMA_ALIGNMENT
-from cupygemm.errors import LaunchError, ProblemError
+from cupygemm.errors import LaunchError
 from cupygemm.kernel_plan import Plan
-from cupygemm.tensor_map import copied
+from cupygemm.tensor_map import TensorMap, copied
 
 _INVALID_CONTEXT = 201
+_HIGH_PLACE = 0x7000_0000_0000
+"""Where CUDA's unified addresses lie."""
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -34,71 +35,132 @@ class _LaunchConfig(ctypes.Structure):
 
 
 class Prepared:
-    """A plan's launch for arrays of certain shapes and strides.
+    """A plan's launch for arrays of certain shapes and strides. For one thread: a launch writes before it is made."""
 
-    Safe from several threads: what a launch writes before the driver copies it is under a lock.
-    """
-
-    def __init__(self, plan: Plan, a: Any, b: Any, out: Any) -> None:
+    def __init__(self, plan: Plan, a: Any, b: Any, out: Any, bias: Any = None, residual: Any = None) -> None:
         """Works out all that does not change; launches nothing.
 
         Args:
-            plan: without an epilogue and without dependent launch.
-            a, b, out: as a call of the plan takes them.
+            plan: without dependent launch.
+            a, b, out, bias, residual: as a call of the plan takes them.
 
         Raises:
             ProblemError: as a call of the plan.
             LaunchError: the driver is older than CUDA 12.
         """
-        self._launch, self._replace = _driver_calls()
-        map_a, map_b, map_out, arguments = plan.parameters(a, b, out)
+        *maps, arguments = plan.parameters(a, b, out, bias, residual)
+        self._prepare(plan, maps, arguments)
+
+    def of_its_own(self) -> Prepared:
+        """The same for another thread."""
+        other = Prepared.__new__(Prepared)
+        plan, maps, arguments = self._kept
+        other._prepare(plan, maps, type(arguments).from_buffer_copy(arguments))
+        return other
+
+    def _prepare(self, plan: Plan, maps: Sequence[TensorMap], arguments: Any) -> None:
+        self._launch = _driver_calls()[0]
         # Of its own: the plan's are shared with other launches.
-        self._maps = tuple(copied(each) for each in (map_a, map_b, map_out))
+        own = [copied(each) for each in maps]
+        self._map_a, self._map_b = _place_in(own[0]), _place_in(own[1])
+        self._map_out = _place_in(own[2]) if plan.kernel.compiled.config.store_stages > 0 else _Nowhere()
         self._arguments = arguments
-        self._places = [a.data.ptr, b.data.ptr, out.data.ptr]
-        self._stores_by_tma = plan.kernel.compiled.config.store_stages > 0
-        addresses = (*(each.address for each in self._maps), ctypes.addressof(arguments))
-        self._parameters = (ctypes.c_void_p * 4)(*addresses)
+        self._prefetches = bool(arguments.prefetch)
+        self._parameters = (ctypes.c_void_p * 4)(*(each.address for each in own), ctypes.addressof(arguments))
         grid, block = (plan.grid, 1, 1), (plan.kernel.compiled.config.threads, 1, 1)
         self._config = _LaunchConfig(grid, block, plan.kernel.shared_bytes)
-        self._function = plan.kernel.kernel.kernel.ptr
-        self._call = (ctypes.addressof(self._config), self._function, ctypes.addressof(self._parameters), None)
-        self._lock = threading.Lock()
-        self._kept = plan  # and with it the module that the function is of
+        function = plan.kernel.kernel.kernel.ptr
+        self._call = (ctypes.addressof(self._config), function, ctypes.addressof(self._parameters), None)
+        self._kept = plan, own, arguments  # and with the plan the module that the function is of
 
     def __call__(self, a: int, b: int, out: int, stream: int) -> None:
         """Launches for the matrices at three addresses, on a stream of the current device.
 
+        Args:
+            a, b, out: multiples of 16: TMA copies from elsewhere than it was told otherwise.
+
         Raises:
-            ProblemError: an address is no multiple of 16.
             LaunchError: the driver refused.
         """
-        if (a | b | out) % TMA_ALIGNMENT:
-            raise ProblemError(f"data start at {a:#x}, {b:#x} and {out:#x}: multiples of {TMA_ALIGNMENT} are needed")
-        with self._lock:
-            if self._places != [a, b, out]:
-                self._move(a, b, out)
-            self._config.stream = stream
+        arguments = self._arguments
+        self._map_a.value, self._map_b.value = a, b
+        self._map_out.value = arguments.out = out
+        if self._prefetches:
+            arguments.a, arguments.b = a, b
+        self._config.stream = stream
+        status = self._launch(*self._call)
+        if status:
+            self._retry(status)
+
+    def with_terms(
+        self, a: int, b: int, out: int, stream: int, bias: int, residual: int, alpha: float, beta: float
+    ) -> None:
+        """The same with an epilogue.
+
+        Args:
+            bias, residual: addresses, aligned as a call of the plan needs them; 0 where there is none.
+
+        Raises:
+            LaunchError: the driver refused.
+        """
+        arguments = self._arguments
+        arguments.bias, arguments.residual = bias, residual
+        arguments.alpha, arguments.beta = alpha, beta
+        self(a, b, out, stream)
+
+    def _retry(self, status: int) -> None:
+        if status == _INVALID_CONTEXT:
+            # A thread that has not used CUDA yet.
+            driver.cupy().cuda.runtime.free(0)
             status = self._launch(*self._call)
-            if status == _INVALID_CONTEXT:
-                # A thread that has not used CUDA yet.
-                driver.cupy().cuda.runtime.free(0)
-                status = self._launch(*self._call)
         if status:
             raise LaunchError(f"cuLaunchKernelEx returned {status}")
 
-    def _move(self, *places: int) -> None:
-        for index, place in enumerate(places):
-            if place == self._places[index]:
-                continue
-            if index < 2 or self._stores_by_tma:
-                status = self._replace(self._maps[index].address, place)
-                if status:
-                    raise LaunchError(f"cuTensorMapReplaceAddress returned {status}")
-            self._places[index] = place
-        self._arguments.out = places[2]
-        if self._arguments.prefetch:
-            self._arguments.a, self._arguments.b = places[:2]
+
+class _Nowhere:
+    """In place of a descriptor that the kernel does not read."""
+
+    value = 0
+
+
+class _PlaceByDriver:
+    """The address in a descriptor, of which only the driver knows where it stands."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def _put(self, place: int) -> None:
+        status = _driver_calls()[1](self._descriptor, place)
+        if status:
+            raise LaunchError(f"cuTensorMapReplaceAddress returned {status}")
+
+    value = property(None, _put)
+
+
+def _place_in(tensor_map: TensorMap) -> Any:
+    """The address in a descriptor, as an object whose `value` is set."""
+    if _stands_first(tensor_map):
+        return ctypes.c_uint64.from_address(tensor_map.address)
+    return _PlaceByDriver(tensor_map.address)
+
+
+def _stands_first(tensor_map: TensorMap) -> bool:
+    """Whether the address is the first word of a descriptor, and nothing else in it depends on the address.
+
+    That is nowhere documented, and writing it takes a third of the time of a call of the driver: so the driver is asked
+    to put in addresses that have each bit of one, and what comes out is compared.
+    """
+    probe = copied(tensor_map)
+    expected = _words(probe)[:]
+    for bit in range(4, 47):
+        expected[0] = 1 << bit | _HIGH_PLACE
+        if _driver_calls()[1](probe.address, expected[0]) or _words(probe)[:] != expected:
+            return False
+    return True
+
+
+def _words(tensor_map: TensorMap) -> Any:
+    return (ctypes.c_uint64 * 16).from_address(tensor_map.address)
 
 
 @cache

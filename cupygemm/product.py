@@ -1,4 +1,4 @@
-"""What becomes of a call of `matmul`: the product that is posed, the kernel that runs it, and where it writes."""
+"""What becomes of a call of `matmul`: the product that is posed, what runs it, and where that writes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import numpy as np
 from cupygemm import driver
 from cupygemm.choice import Choice
 from cupygemm.dispatch import Dispatcher, is_capturing, unfit_reason
+from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
+from cupygemm.epilogue import NONE, Epilogue
+from cupygemm.epilogue_terms import pair_alignment
 from cupygemm.errors import CaptureError
-from cupygemm.fallback import are_arrays, dtype_name, needs_cublas, wants_float32
+from cupygemm.fallback import are_arrays, dtype_name, fall_back, needs_cublas, wants_float32
+from cupygemm.fallback_terms import fall_back_with_terms
 from cupygemm.kernel_plan import Plan
 from cupygemm.posing import Posed, overlap, pose
 from cupygemm.stacks import PosedStack, pose_stack
+from cupygemm.terms import NO_TERMS, Terms, check, check_shapes, is_same, placed_bias, placed_residual, result_dtype
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
     "axes": (None,),
@@ -35,6 +40,7 @@ class Own(NamedTuple):
         posed: the product as matrices, or as stacks of them.
         plan: what launches the kernel.
         dtype: of what it writes.
+        bias, residual: as the plan takes them, or None.
         target: `out` as [m, n] or [batch, m, n], for it to write into; None for a new array.
         detour: why `out`, which is then copied to, is not written into; None where there is none or it is.
     """
@@ -42,6 +48,8 @@ class Own(NamedTuple):
     posed: Posed | PosedStack
     plan: Plan
     dtype: np.dtype[Any]
+    bias: Any = None
+    residual: Any = None
     target: Any = None
     detour: str | None = None
 
@@ -51,13 +59,15 @@ class Decision(NamedTuple):
 
     Attributes:
         choice: which kernel, and why.
-        posed: the product as two matrices; None where it cannot be.
+        matrices: the product as two matrices; None where it cannot be.
         own: the own kernel; None where CuPy runs.
+        dtype: of the result of a product with an epilogue.
     """
 
     choice: Choice
-    posed: Posed | None = None
+    matrices: Posed | None = None
     own: Own | None = None
+    dtype: np.dtype[Any] | None = None
 
 
 def without_defaults(options: dict[str, Any]) -> dict[str, Any]:
@@ -71,16 +81,27 @@ def without_defaults(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def decide(dispatcher: Dispatcher, a: Any, b: Any, out: Any, options: dict[str, Any]) -> Decision:
-    """What runs matmul(a, b, out, **options); an own kernel is compiled and loaded for it.
+def decide(
+    dispatcher: Dispatcher, a: Any, b: Any, out: Any, options: dict[str, Any], terms: Terms = NO_TERMS
+) -> Decision:
+    """What runs matmul(a, b, out, **options) with an epilogue or without; an own kernel is compiled and loaded for it.
 
     Args:
-        options: without those at their defaults.
+        options: without those at their defaults; none go with an epilogue.
 
     Raises:
+        ValueError, TypeError: what is asked for is no product with an epilogue. Without one they are left to CuPy.
         CaptureError: a CUDA graph is being captured, and the kernel is not loaded.
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
     """
+    if terms.any():
+        if options:
+            raise TypeError(f"matmul: {', '.join(sorted(options))}: options of cupy.matmul do not go with an epilogue")
+        return _decide_fused(dispatcher, a, b, out, terms)
+    return _decide_plain(dispatcher, a, b, out, options)
+
+
+def _decide_plain(dispatcher: Dispatcher, a: Any, b: Any, out: Any, options: dict[str, Any]) -> Decision:
     others = sorted(options.keys() - {"dtype"}) if options else ()
     if others:
         return Decision(Choice("cublas", f"{', '.join(others)}: options of cupy.matmul"))
@@ -97,15 +118,49 @@ def decide(dispatcher: Dispatcher, a: Any, b: Any, out: Any, options: dict[str, 
     choice, plan = dispatcher.choose(posed.a, posed.b, None, wanted)
     if plan is None:
         return Decision(choice, matrices)
-    if out is None:
-        return Decision(choice, matrices, Own(posed, plan, dtype))
-    reason = _foreign_reason(out, a, posed, dtype) or _widened_reason(out, a, b, dtype)
-    if reason is not None:
-        return Decision(Choice("cublas", reason, choice.problem), matrices)
-    target, detour = target_of(out, a, b, posed, dtype)
-    if detour is not None:
-        choice = replace(choice, reason=f"{choice.reason}; into a new array, then copied to out: {detour}")
-    return Decision(choice, matrices, Own(posed, plan, dtype, target, detour))
+    if out is not None:
+        reason = _foreign_reason(out, a, posed, dtype) or _widened_reason(out, a, b, dtype)
+        if reason is not None:
+            return Decision(Choice("cublas", reason, choice.problem), matrices)
+    return _aimed(choice, matrices, Own(posed, plan, dtype), a, b, out, NO_TERMS)
+
+
+def _decide_fused(dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms) -> Decision:
+    check(a, b, out, terms)
+    dtype = result_dtype(a, b, out, terms.out_dtype)
+    matrices = pose(a, b)
+    posed = matrices or pose_stack(a, b)
+
+    def left(reason: str) -> Decision:
+        return Decision(Choice("cublas", reason), matrices, dtype=dtype)
+
+    if posed is None:
+        return left("the operands are no two matrices or stacks of equal steps")
+    check_shapes(out, terms, posed.shape)
+    if a.dtype.name not in OPERAND_DTYPES or dtype.name not in RESULT_DTYPES:
+        return left(f"operands are {a.dtype.name}, the result {dtype.name}: no own kernel has these")
+    alignment = pair_alignment(posed.product_shape[-1], dtype.itemsize)
+    bias, kind = placed_bias(terms.bias, posed, dtype, alignment)
+    residual = placed_residual(terms.residual, posed, dtype, alignment)
+    if (bias is None) != (terms.bias is None) or (residual is None) != (terms.residual is None):
+        return left("bias or residual is broadcast, of another dtype, or lies so that no own kernel reads it")
+    epilogue = Epilogue.of(
+        bias=kind, residual=residual is not None, activation=terms.activation or NONE, alpha=terms.alpha
+    )
+    choice, plan = dispatcher.choose(posed.a, posed.b, None, dtype.name, str(epilogue))
+    if plan is None:
+        return Decision(choice, matrices, dtype=dtype)
+    return _aimed(choice, matrices, Own(posed, plan, dtype, bias, residual), a, b, out, terms)
+
+
+def _aimed(choice: Choice, matrices: Posed | None, own: Own, a: Any, b: Any, out: Any, terms: Terms) -> Decision:
+    """The decision for an own kernel, once it is settled whether it writes into `out`."""
+    if out is not None:
+        target, detour = _target_of(out, a, b, own.posed, own.dtype, terms)
+        own = own._replace(target=target, detour=detour)
+        if detour is not None:
+            choice = replace(choice, reason=f"{choice.reason}; into a new array, then copied to out: {detour}")
+    return Decision(choice, matrices, own, own.dtype)
 
 
 def _foreign_reason(out: Any, a: Any, posed: Posed | PosedStack, dtype: np.dtype[Any]) -> str | None:
@@ -130,10 +185,17 @@ def _widened_reason(out: Any, a: Any, b: Any, dtype: np.dtype[Any]) -> str | Non
     return None
 
 
-def target_of(out: Any, a: Any, b: Any, posed: Posed | PosedStack, dtype: np.dtype[Any]) -> tuple[Any, str | None]:
+def _target_of(
+    out: Any, a: Any, b: Any, posed: Posed | PosedStack, dtype: np.dtype[Any], terms: Terms
+) -> tuple[Any, str | None]:
     """`out` as a kernel is to write into it, or None and why it cannot."""
     if overlap(out, a) or overlap(out, b):
         return None, "it overlaps an operand"
+    # Each thread reads the residual where it then stores, so the two may be one.
+    residual = None if terms.residual is None or is_same(out, terms.residual) else terms.residual
+    for name, term in (("bias", terms.bias), ("residual", residual)):
+        if term is not None and overlap(out, term):
+            return None, f"it overlaps the {name}"
     target = posed.matrix_of(out)
     if target is None:
         return None, "its rows are not equally far apart"
@@ -141,39 +203,41 @@ def target_of(out: Any, a: Any, b: Any, posed: Posed | PosedStack, dtype: np.dty
     return (target, None) if reason is None else (None, reason)
 
 
-def launch(own: Own, out: Any) -> Any:
-    """Runs an own kernel on the current stream of the current device, that of the operands.
+def run(decision: Decision, a: Any, b: Any, out: Any, options: dict[str, Any], terms: Terms = NO_TERMS) -> Any:
+    """Computes what was decided, on the current stream of the current device, that of the operands.
 
     Args:
-        own: what `decide` found.
-        out: what it found it for.
+        decision: what `decide` found for all the rest.
 
     Returns:
         `out`, or a new array where that is None.
 
     Raises:
-        CaptureError: a CUDA graph is being captured, and the product would be copied to `out`.
+        CaptureError: a CUDA graph is being captured, and CuPy would call cuBLAS or the product be copied to `out`.
         LaunchError: the driver refused the launch.
     """
+    if decision.own is not None:
+        return _launch(decision.own, out, terms)
+    reason = decision.choice.reason
+    if not terms.any():
+        if needs_cublas(a, b) and is_capturing():
+            raise CaptureError(f"cupy.matmul cannot be captured in a CUDA graph, and no own kernel runs: {reason}")
+        return fall_back(a, b, out, options, decision.matrices)
+    if is_capturing():
+        raise CaptureError(f"a CUDA graph is being captured, and no own kernel runs: {reason}")
+    return fall_back_with_terms(a, b, out, terms, decision.matrices, decision.dtype)
+
+
+def _launch(own: Own, out: Any, terms: Terms) -> Any:
     posed, result = own.posed, own.target
     if result is None:
         if own.detour is not None and is_capturing():
             # The new array would be free for others after this call, and be written to at every replay.
             raise CaptureError(f"a CUDA graph is being captured, and out needs an array beside it: {own.detour}")
         result = driver.cupy().empty(posed.product_shape, dtype=own.dtype)
-    own.plan(posed.a, posed.b, result)
+    own.plan(posed.a, posed.b, result, own.bias, own.residual, *terms.factors)
     if out is None:
         return result if result.shape == posed.shape else result.reshape(posed.shape)
     if own.target is None:
         out[...] = result.reshape(posed.shape)
     return out
-
-
-def refuse_capture(a: Any, b: Any, reason: str) -> None:
-    """Raises where a CUDA graph is being captured and CuPy would call cuBLAS.
-
-    Raises:
-        CaptureError: as said.
-    """
-    if needs_cublas(a, b) and is_capturing():
-        raise CaptureError(f"cupy.matmul cannot be captured in a CUDA graph, and no own kernel runs: {reason}")

@@ -6,52 +6,126 @@ the first then holds for the second, except what depends on addresses, which is 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import threading
+from copy import copy
+from typing import Any
+
+import numpy as np
 
 from cupygemm import driver
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.dispatch import Dispatcher
+from cupygemm.epilogue_terms import pair_alignment
 from cupygemm.errors import LaunchError
 from cupygemm.posing import bounds
 from cupygemm.prepared import Prepared
 from cupygemm.product import Own
+from cupygemm.terms import NO_TERMS, Terms
 
 MOST = 4096
-"""Calls that are remembered; beyond it all are forgotten. One takes about 2 KB of host memory."""
+"""Calls that are remembered in a thread; beyond it all are forgotten. One takes about 2 KB of host memory."""
 
 
-class _Known(NamedTuple):
-    """A call that an own kernel answers.
+class Repeat:
+    """An own kernel's launch for all arrays like those that it was made for. For one thread.
 
     Attributes:
-        launch: for the addresses of operands and result.
-        device: whose it is.
         shape, dtype: of the result.
-        spans: of a, b and out, from the first byte to the one after the last, relative to their addresses.
     """
 
-    launch: Prepared
-    device: int
-    shape: tuple[int, ...]
-    dtype: Any
-    spans: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    def __init__(self, a: Any, b: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> None:
+        """Works out all that does not change; launches nothing.
 
-    def overlaps(self, a: int, b: int, out: int) -> bool:
-        """Whether the result at an address would lie on an operand."""
-        (a_first, a_end), (b_first, b_end), (first, end) = self.spans
-        first, end = out + first, out + end
-        return (first < a + a_end and a + a_first < end) or (first < b + b_end and b + b_first < end)
+        Args:
+            a, b, terms: as of `matmul`.
+            result: what it came to, or is to come to.
+            own: what was decided for it, without a detour.
+
+        Raises:
+            LaunchError: the driver is older than CUDA 12, or the result is not written to where it lies.
+        """
+        target = own.posed.matrix_of(result)
+        if own.detour is not None or target is None:
+            raise LaunchError("the result is copied to out")
+        self.shape, self.dtype = own.posed.shape, own.dtype
+        self._launch = Prepared(own.plan, own.posed.a, own.posed.b, target, own.bias, own.residual)
+        self._a, self._b = _overlapping(a, result), _overlapping(b, result)
+        bias, residual = terms.bias, terms.residual
+        self._bias = None if bias is None else _overlapping(bias, result)
+        self._residual = None if residual is None else _overlapping(residual, result)
+        self._residual_is_alike = residual is not None and _layout(residual) == _layout(result)
+        self._pair_alignment = pair_alignment(own.posed.product_shape[-1], own.dtype.itemsize)
+        cupy = driver.cupy()
+        self._empty, self._stream = cupy.empty, cupy.cuda.get_current_stream
+
+    def of_its_own(self) -> Repeat:
+        """The same for another thread."""
+        other = copy(self)
+        other._launch = self._launch.of_its_own()
+        return other
+
+    def __call__(self, a: Any, b: Any, out: Any) -> Any:
+        """The product, or None where the arrays lie so that it has to be decided anew.
+
+        Args:
+            a, b, out: arrays like those of before; `out` None for a new array where those were as new ones are.
+
+        Raises:
+            LaunchError: the driver refused the launch.
+        """
+        result = self._empty(self.shape, self.dtype) if out is None else out
+        a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
+        if (a_place | b_place | place) % TMA_ALIGNMENT:
+            return None
+        if out is not None and (self._a[0] < place - a_place < self._a[1] or self._b[0] < place - b_place < self._b[1]):
+            return None
+        self._launch(a_place, b_place, place, self._stream().ptr)
+        return result
+
+    def with_terms(self, a: Any, b: Any, out: Any, terms: Terms) -> Any:
+        """The same with an epilogue.
+
+        Args:
+            terms: those of before with other arrays like them, or other factors; alpha is 1 if and only if it was.
+
+        Raises:
+            LaunchError: as a call.
+        """
+        result = self._empty(self.shape, self.dtype) if out is None else out
+        a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
+        bias = residual = 0
+        if (a_place | b_place | place) % TMA_ALIGNMENT:
+            return None
+        if self._bias is not None:
+            bias = terms.bias.data.ptr
+        if self._residual is not None:
+            residual = terms.residual.data.ptr
+        if (bias | residual) % self._pair_alignment:
+            return None
+        if out is not None:
+            if self._a[0] < place - a_place < self._a[1] or self._b[0] < place - b_place < self._b[1]:
+                return None
+            if self._bias is not None and self._bias[0] < place - bias < self._bias[1]:
+                return None
+            # Each thread reads the residual where it then stores, so the two may be one.
+            one = residual == place and self._residual_is_alike
+            if self._residual is not None and not one and self._residual[0] < place - residual < self._residual[1]:
+                return None
+        alpha, beta = terms.factors
+        self._launch.with_terms(a_place, b_place, place, self._stream().ptr, bias, residual, alpha, beta)
+        return result
 
 
 class Repeats:
-    """The calls that are known; as long as the bundles in force stay the same."""
+    """The calls that are known to each thread; as long as the bundles in force stay the same."""
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self._known: dict[Any, _Known] = {}
-        self._dispatcher: Dispatcher | None = None
-        self._generation = 0
-        self._cupy: Any = None
+        self._threads = _Threads()
+
+    def __len__(self) -> int:
+        """How many the thread at hand knows."""
+        return len(self._threads.calls)
 
     def answer(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any) -> Any:
         """The product, or None where this call is not like one before, or its arrays lie so that it matters.
@@ -63,61 +137,130 @@ class Repeats:
         Raises:
             LaunchError: the driver refused the launch.
         """
-        if self._dispatcher is not dispatcher or self._generation != dispatcher.generation:
-            self._known, self._dispatcher, self._generation = {}, dispatcher, dispatcher.generation
-        if not self._known:
+        known = self._threads
+        if known.dispatcher is not dispatcher or known.generation != dispatcher.generation:
+            known.forget(dispatcher)
+        if not known.calls:
             return None
-        cupy = self._cupy
-        known = self._known.get(_key(cupy.ndarray, a, b, out))
-        if known is None or cupy.cuda.runtime.getDevice() != known.device:
-            return None
-        a_place, b_place = a.data.ptr, b.data.ptr
-        if out is None:
-            result = cupy.empty(known.shape, known.dtype)
-            place = result.data.ptr
-        else:
-            result, place = out, out.data.ptr
-            if known.overlaps(a_place, b_place, place):
-                return None
-        if (a_place | b_place | place) % TMA_ALIGNMENT:
-            return None
-        known.launch(a_place, b_place, place, cupy.cuda.get_current_stream().ptr)
-        return result
+        call = known.calls.get(known.key(a, b, out))
+        return None if call is None or not known.is_here(a) else call(a, b, out)
 
-    def learn(self, a: Any, b: Any, out: Any, own: Own, result: Any) -> None:
+    def answer_with_terms(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms) -> Any:
+        """The same with an epilogue.
+
+        Raises:
+            LaunchError: as `answer`.
+        """
+        known = self._threads
+        if known.dispatcher is not dispatcher or known.generation != dispatcher.generation:
+            known.forget(dispatcher)
+        if not known.calls:
+            return None
+        call = known.calls.get(known.key_with_terms(a, b, out, terms))
+        return None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
+
+    def learn(self, a: Any, b: Any, out: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> None:
         """Remembers that an own kernel answers calls like this one, where it writes straight into the result.
 
         Args:
-            a, b, out: as of `matmul`, without options.
-            own: what was decided for it.
+            a, b, out, terms: as of `matmul`, without options.
             result: what it came to.
+            own: what was decided for it.
         """
-        key = _key(driver.cupy().ndarray, a, b, out)
-        target = own.posed.matrix_of(result)
-        if key is None or own.detour is not None or target is None:
+        known = self._threads
+        known.begin()
+        key = known.key_with_terms(a, b, out, terms) if terms.any() else known.key(a, b, out)
+        if key is None:
             return
         try:
-            launch = Prepared(own.plan, own.posed.a, own.posed.b, target)
+            call = Repeat(a, b, result, own, terms)
         except LaunchError:
-            # A driver without these calls: every call goes the long way.
+            # It is copied to `out`, or the driver is without these calls: such calls go the long way each time.
             return
-        if len(self._known) >= MOST:
-            self._known = {}
-        spans = (_span(a), _span(b), _span(result))
-        self._cupy = driver.cupy()
-        self._known[key] = _Known(launch, a.data.device_id, own.posed.shape, own.dtype, spans)
+        if len(known.calls) >= MOST:
+            known.calls.clear()
+        known.calls[key] = call
 
 
-def _span(array: Any) -> tuple[int, int]:
-    first, end = bounds(array)
-    return first - array.data.ptr, end - array.data.ptr
+class _Threads(threading.local):
+    """What the thread at hand knows.
+
+    Attributes:
+        dispatcher, generation: what they were decided by.
+        calls: by `key` and `key_with_terms`.
+        ndarray: CuPy's.
+    """
+
+    def __init__(self) -> None:
+        self.dispatcher: Dispatcher | None = None
+        self.generation = 0
+        self.calls: dict[Any, Repeat] = {}
+        self.ndarray: Any = None
+        self._current: Any = None
+
+    def forget(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher, self.generation, self.calls = dispatcher, dispatcher.generation, {}
+
+    def begin(self) -> None:
+        """Asks CuPy what the first call of a thread needs to know."""
+        if self.ndarray is None:
+            cupy = driver.cupy()
+            self.ndarray = cupy.ndarray
+            runtime = cupy.cuda.runtime
+            # Where there is one device it is the current one.
+            self._current = runtime.getDevice if runtime.getDeviceCount() > 1 else None
+
+    def is_here(self, a: Any) -> bool:
+        """Whether the device of the operands is the current one."""
+        return self._current is None or self._current() == a.data.device_id
+
+    def key(self, a: Any, b: Any, out: Any) -> Any:
+        """What two calls have in common that are alike; None for what is not remembered."""
+        ndarray = self.ndarray
+        if type(a) is not ndarray or type(b) is not ndarray:
+            return None
+        key: tuple[Any, ...] = (a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype)
+        if out is not None:
+            if type(out) is not ndarray:
+                return None
+            key += (out.shape, out.strides, out.dtype)
+        return key if self._current is None else key + _devices(a, b, out)
+
+    def key_with_terms(self, a: Any, b: Any, out: Any, terms: Terms) -> Any:
+        """The same with an epilogue."""
+        bias, activation, residual, alpha, beta, out_dtype = terms
+        key = self.key(a, b, out)
+        if key is None or type(alpha) not in _NUMBERS or type(beta) not in _NUMBERS:
+            return None
+        if type(activation) not in _NAMES or not (out_dtype is None or isinstance(out_dtype, _HASHABLE)):
+            return None
+        for term in (bias, residual):
+            if term is None:
+                key += (None,)
+            elif type(term) is self.ndarray:
+                key += (term.shape, term.strides, term.dtype)
+            else:
+                return None
+        if self._current is not None:
+            key += _devices(bias, residual)
+        return (*key, activation, out_dtype, alpha == 1.0, residual is None and beta != 1.0)
 
 
-def _key(ndarray: Any, a: Any, b: Any, out: Any) -> Any:
-    """What two calls have in common that are alike; None for what is not remembered."""
-    if type(a) is not ndarray or type(b) is not ndarray:
-        return None
-    both = (a.shape, a.strides, a.dtype, a.data.device_id, b.shape, b.strides, b.dtype, b.data.device_id)
-    if out is None:
-        return both
-    return (*both, out.shape, out.strides, out.dtype, out.data.device_id) if type(out) is ndarray else None
+_NUMBERS = (float, int)
+_NAMES = (str, type(None))
+_HASHABLE = (str, type, np.dtype)
+
+
+def _devices(*arrays: Any) -> tuple[int, ...]:
+    return tuple(-1 if array is None else array.data.device_id for array in arrays)
+
+
+def _layout(array: Any) -> tuple[Any, ...]:
+    return array.shape, array.strides, array.dtype
+
+
+def _overlapping(operand: Any, result: Any) -> tuple[int, int]:
+    """Between which distances, address of the result less that of an operand, the two share memory: open interval."""
+    (first, end), place = bounds(operand), operand.data.ptr
+    (result_first, result_end), result_place = bounds(result), result.data.ptr
+    return (first - place) - (result_end - result_place), (end - place) - (result_first - result_place)

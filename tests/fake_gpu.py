@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import compiler, driver, fused, prepared, tensor_map, unfused, verify
+from cupygemm import compiler, driver, fallback_terms, prepared, tensor_map, unfused, verify
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
@@ -134,7 +134,8 @@ class FakeGpu:
     compiled: what was compiled, in order.
     refused: configs that the compiler refuses, and with what.
     unloadable: configs whose cubin the driver refuses.
-    maps: encoded descriptors by address.
+    maps: encoded descriptors by address, as they were encoded.
+    address_word: which word of a descriptor holds the address.
     launches: of loaded kernels.
     fallbacks: calls of `cupy.matmul`, by their options.
     fallback_devices: what was current in them.
@@ -153,6 +154,7 @@ class FakeGpu:
         self.refused: dict[KernelConfig, Exception] = {}
         self.unloadable: set[KernelConfig] = set()
         self.maps: dict[int, tuple[Matrix, Box]] = {}
+        self.address_word = 0
         self.launches: list[Launched] = []
         self.fallbacks: list[dict[str, Any]] = []
         self.fallback_devices: list[int] = []
@@ -172,7 +174,7 @@ class FakeGpu:
         monkeypatch.setattr(tensor_map, "encode", self.encode)
         monkeypatch.setattr(prepared, "copied", lambda each: self.encode(*self.maps.get(each.address, NO_MAP)))
         monkeypatch.setattr(prepared, "_driver_calls", lambda: (self._launch, self._replace_address))
-        for module in (fused, unfused):
+        for module in (fallback_terms, unfused):
             monkeypatch.setattr(module, "epilogue_kernel", self.epilogue_kernel)
 
     def _max_active_clusters(self, function: int, cluster_size: int, threads: int, shared_bytes: int) -> int:
@@ -202,9 +204,18 @@ class FakeGpu:
 
     def _replace_address(self, descriptor: int, place: int) -> int:
         """Stands for cuTensorMapReplaceAddress."""
-        matrix, box = self.maps[descriptor]
-        self.maps[descriptor] = replace(matrix, pointer=place), box
+        if place % 16:
+            return 1
+        self._place(descriptor).value = place
         return 0
+
+    def _place(self, descriptor: int) -> Any:
+        return ctypes.c_uint64.from_address(descriptor + 8 * self.address_word)
+
+    def described(self, descriptor: int) -> Matrix | None:
+        """What a descriptor describes now; None for the empty one."""
+        found = self.maps.get(descriptor)
+        return None if found is None else replace(found[0], pointer=self._place(descriptor).value or 0)
 
     def compile(self, spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
         """Stands for `compiler.compile_kernel`."""
@@ -220,6 +231,7 @@ class FakeGpu:
         encoded = TensorMap()
         self._alive.append(encoded)
         self.maps[encoded.address] = (matrix, box)
+        self._place(encoded.address).value = matrix.pointer
         return encoded
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> DeviceArray:
@@ -326,7 +338,11 @@ class FakeGpu:
             Stream=lambda non_blocking: gpu.stream,
             get_current_stream=lambda: gpu.stream,
             get_elapsed_time=lambda start, end: (end.at_us - start.at_us) / 1000,
-            runtime=SimpleNamespace(CUDARuntimeError=CudaError, getDevice=lambda: gpu.current[-1]),
+            runtime=SimpleNamespace(
+                CUDARuntimeError=CudaError,
+                getDevice=lambda: gpu.current[-1],
+                getDeviceCount=lambda: len(gpu.specs),
+            ),
             driver=SimpleNamespace(CUDADriverError=CudaError),
             function=SimpleNamespace(CPointer=lambda address: SimpleNamespace(address=address)),
         )

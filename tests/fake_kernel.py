@@ -55,9 +55,9 @@ class FakeKernel:
             raise CudaError("invalid argument")
         gpu.launches.append(Launched(grid[0], block[0], shared_mem, self.device))
         # Arguments are copied by the launch: what they point to may be gone when a graph is replayed.
-        maps = [gpu.maps.get(pointer.address) for pointer in arguments[:3]]
+        maps = [gpu.described(pointer.address) for pointer in arguments[:3]]
         told = _Arguments.from_buffer_copy(_Arguments.from_address(arguments[3].address))
-        gpu.run(lambda: self._compute(*(found and found[0] for found in maps), told))
+        gpu.run(lambda: self._compute(*maps, told))
 
     def _compute(self, map_a: Any, map_b: Any, map_out: Any, told: _Arguments) -> None:
         spec, (m, n, k) = self.compiled.spec, (told.m, told.n, told.k)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api
+from cupygemm import api, prepared
+from cupygemm.device import H200
 from cupygemm.problem import Problem
 from cupygemm.repeats import MOST, Repeats
 from tests.fake_gpu import FakeDevice, FakeGpu
@@ -124,10 +126,14 @@ def test_calls_that_are_not_answered_are_not_learnt(gpu: FakeGpu, monkeypatch: p
     repeats = Repeats()
     monkeypatch.setattr(api, "_repeats", repeats)
     a, b = draw(gpu, 1)
+    bias = gpu.empty(40, np.float16)
+    bias[...] = 0
     with cupygemm.use(bundle_of(PROBLEM)):
-        for options in ({"order": "C"}, {"alpha": float("1")}, {"dtype": np.float16}):
+        for options in ({"order": "C"}, {"alpha": np.float64(1), "bias": bias}, {"dtype": np.float16}):
             np.testing.assert_array_equal(plain(cupygemm.matmul(a, b, **options)), right(a, b))
-            assert repeats._known == {}
+            assert len(repeats) == 0
+        cupygemm.matmul(a, b, alpha=float("1"))
+        assert len(repeats) == 1
 
 
 def test_what_is_no_array_is_not_asked_for_its_shape(gpu: FakeGpu) -> None:
@@ -150,7 +156,7 @@ def test_memory_is_bounded(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Non
             a, b = draw(gpu, 1, n=problem.n)
             cupygemm.matmul(a, b)
             np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
-            assert len(repeats._known) <= 3
+            assert len(repeats) <= 3
 
 
 def test_a_repeated_call_is_captured(gpu: FakeGpu) -> None:
@@ -164,3 +170,119 @@ def test_a_repeated_call_is_captured(gpu: FakeGpu) -> None:
     a[...] = 2
     graph.launch()
     np.testing.assert_array_equal(plain(out), right(a, b))
+
+
+@pytest.mark.parametrize("word", [0, 3])
+def test_the_driver_is_asked_where_it_puts_addresses(gpu: FakeGpu, word: int) -> None:
+    """Where they do not stand first in a descriptor, it puts them in."""
+    gpu.address_word = word
+    replaced: list[int] = []
+    put = gpu._replace_address
+    prepared._driver_calls()  # the fake one
+    gpu._replace_address = lambda *told: replaced.append(told[0]) or put(*told)  # type: ignore[func-returns-value,method-assign]
+    with cupygemm.use(bundle_of(PROBLEM)):
+        cupygemm.matmul(*draw(gpu, 1))
+        count = len(replaced)
+        for seed in range(3):
+            a, b = draw(gpu, 10 + seed)
+            np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
+    assert len(replaced) - count == (0 if word == 0 else 9)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_device_is_the_current_one(gpu: FakeGpu, decided: list[Any], devices: int) -> None:
+    gpu.specs = dict.fromkeys(range(devices), H200)
+    with cupygemm.use(bundle_of(PROBLEM)):
+        for seed in range(3):
+            a, b = draw(gpu, seed)
+            out = gpu.empty((24, 40), np.float16)
+            np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
+            np.testing.assert_array_equal(plain(cupygemm.matmul(a, b, out=out)), right(a, b))
+    assert len(decided) == 2
+
+
+def test_each_thread_has_its_own(gpu: FakeGpu, decided: list[Any]) -> None:
+    a, b = draw(gpu, 1)
+    results: list[Any] = []
+    with cupygemm.use(bundle_of(PROBLEM)):
+        for _ in range(2):
+            thread = threading.Thread(target=lambda: results.extend(cupygemm.matmul(a, b) for _ in range(3)))
+            thread.start()
+            thread.join()
+    assert len(decided) == 2
+    for result in results:
+        np.testing.assert_array_equal(plain(result), right(a, b))
+
+
+FUSED = Problem(24, 40, 16, epilogue="bias_n+residual+relu")
+
+
+def draw_terms(gpu: FakeGpu, seed: int) -> tuple[Any, Any]:
+    return stored(gpu, (1, 40), seed=seed)[0], stored(gpu, (24, 40), seed=seed + 1)
+
+
+def test_epilogues_are_repeated(gpu: FakeGpu, decided: list[Any]) -> None:
+    with cupygemm.use(bundle_of(FUSED)):
+        for seed in range(4):
+            a, b = draw(gpu, seed)
+            bias, residual = draw_terms(gpu, 20 + seed)
+            factors = {"alpha": 2.0 + seed, "beta": 3}
+            wanted = np.maximum((2.0 + seed) * right(a, b) + plain(bias) + 3 * plain(residual), 0)
+            terms = {"bias": bias, "residual": residual, "activation": "relu", **factors}
+            np.testing.assert_array_equal(plain(cupygemm.matmul(a, b, **terms)), wanted)
+            np.testing.assert_array_equal(plain(cupygemm.matmul(a, b, out=residual, **terms)), wanted)
+    assert len(decided) == 2
+    assert len(gpu.launches) == 8
+    assert gpu.fallbacks == []
+
+
+def test_addresses_of_terms_are_looked_at_each_time(gpu: FakeGpu, decided: list[Any]) -> None:
+    a, b = draw(gpu, 1)
+    terms_of = draw_terms(gpu, 5)
+    buffer = gpu.empty(24 * 40 * 2 + 4, np.float16)
+    buffer[...] = 1
+    with cupygemm.use(bundle_of(FUSED)):
+
+        def check(bias: Any, residual: Any, out: Any, anew: int) -> None:
+            wanted = np.maximum(right(a, b) + plain(bias) + plain(residual), 0)
+            count = len(decided)
+            result = cupygemm.matmul(a, b, out=out, bias=bias, residual=residual, activation="relu")
+            np.testing.assert_array_equal(plain(result), wanted)
+            assert len(decided) - count == anew
+
+        first, second = buffer[:960].reshape(24, 40), buffer[960:1920].reshape(24, 40)
+        check(*terms_of, first, 1)
+        check(*terms_of, second, 0)
+        check(terms_of[0], second, second, 0)  # the residual itself
+        shifted = buffer[8:968].reshape(24, 40)
+        check(terms_of[0], shifted, first, 1)  # a part of it
+        check(buffer[:40], terms_of[1], first, 1)  # the bias
+        odd = buffer[1:41]
+        check(odd, terms_of[1], second, 1)  # pairs are read
+
+
+def test_epilogues_that_differ_are_decided_anew(gpu: FakeGpu, decided: list[Any]) -> None:
+    a, b = draw(gpu, 1)
+    bias, residual = draw_terms(gpu, 3)
+    problems = (PROBLEM, FUSED, *(Problem(24, 40, 16, epilogue=e) for e in ("bias_n", "bias_n+relu", "scaled")))
+    wide = Problem(24, 40, 16, out_dtype="float32")
+    product = right(a, b)
+    cases: list[tuple[dict[str, Any], Any]] = [
+        ({"bias": bias}, product + plain(bias)),
+        ({"bias": bias, "activation": "relu"}, np.maximum(product + plain(bias), 0)),
+        ({"residual": residual, "bias": bias, "activation": "relu"}, np.maximum(product + bias + plain(residual), 0)),
+        ({"alpha": 2.0}, 2 * product),
+        ({"alpha": 3.0}, 3 * product),
+        ({"alpha": 1.0}, product),
+        ({"out_dtype": np.float32}, product),
+        ({"out_dtype": "float32", "alpha": 1}, product),
+        ({"out_dtype": np.dtype(np.float32)}, product),
+    ]
+    with cupygemm.use(bundle_of(*problems, wide)):
+        for _ in range(2):
+            for terms, wanted in cases:
+                np.testing.assert_array_equal(plain(cupygemm.matmul(a, b, **terms)), wanted)
+    # Factors beside 1 differ in nothing, and a dtype may be told in several ways.
+    assert 6 <= len(decided) <= 8
+    with cupygemm.use(bundle_of(*problems)), pytest.raises(ValueError, match="no residual"):
+        cupygemm.matmul(a, b, bias=bias, beta=2.0)

@@ -17,7 +17,7 @@ mkdir -p "$out"
 step() { echo "== $(date +%T) $*"; }
 
 step correctness
-timeout 480 "$python" -m pytest -q -m gpu tests/gpu --report "$out/correctness.json" -p no:cacheprovider
+timeout 480 "$python" bench/correctness.py -o "$out/correctness.json"
 
 step tables
 small="512x512x512 1024x1024x1024 256x1024x1024 1024x1024x4096 64x64x4096 128x256x4096 256x256x16384 512x512x8192"
@@ -66,13 +66,6 @@ timeout 90 "$python" bench/timeline.py 2048x2048x4096 4096x4096x1024 8192x16384x
     -o "$out/timeline.json"
 timeout 90 "$python" bench/profile.py 2048x2048x4096 --bundle "$out/tuned.yaml" -o "$out/profile.json"
 
-step memcheck
-if command -v compute-sanitizer > /dev/null; then
-    timeout 120 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
-        "$python" -m pytest -q -m gpu tests/gpu/test_matmul.py tests/gpu/test_launches.py \
-        -k "not repeated and not many" -p no:cacheprovider
-    echo "memcheck ended with status $?"
-else
-    echo "compute-sanitizer is not there"
-fi
+step sanitizer
+timeout 400 "$python" bench/sanitizer.py -o "$out/sanitizer.json"
 rm -f "$out"/.*.lock

@@ -1,0 +1,106 @@
+"""Every kind of kernel under compute-sanitizer: memcheck and racecheck, with what each of them said.
+
+    python bench/sanitizer.py -o bench/results/sanitizer.json
+
+Own kernels alone are watched, on products of a few tiles: one for each config of the correctness protocol, and stacks
+and epilogues beside them. What racecheck cannot see, the async proxy's copies by TMA and reads by WGMMA, is what the
+repetitions of tests/gpu are for.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from cupygemm import driver, provenance, verify
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.problem import Problem
+from cupygemm.results import write_report
+from tests.gpu.protocol import CONFIGS, Checks, Kernels, fitting, fused_problems, stacked_problems
+
+TOOLS = ("memcheck", "racecheck")
+OWN = ("--kernel-name", "kernel_substring=gemm_kernel", "--kernel-name", "kernel_substring=gemm_cluster_kernel")
+LAUNCHES = 2
+"""Of each product: what a launch leaves behind, the next one finds."""
+
+
+def cases() -> Iterator[tuple[str, KernelConfig, Problem]]:
+    """A name, a config and a problem each."""
+    for name, config in CONFIGS.items():
+        yield name, config, Problem(264, 264, 328)
+    for kind in (stacked_problems(72, 136, 200, 3), fused_problems(136, 72, 200)):
+        for name, problems in kind.items():
+            # One of each way: the rest differs in what is computed, and not in who waits for whom.
+            for problem in (problems[0], problems[-1]):
+                yield name, CONFIGS[name], problem
+
+
+@click.command()
+@click.option("--limit", default=150.0, show_default=True, help="Seconds for a tool.")
+@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--inner", is_flag=True, hidden=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path))
+def main(limit: float, commit: str | None, inner: bool, output: Path | None) -> None:
+    """Watches own kernels with compute-sanitizer."""
+    if inner:
+        launch_all()
+        return
+    if output is None:
+        raise click.UsageError("give -o PATH")
+    summary: dict[str, object] = {"products": len(list(cases())), "launches of each": LAUNCHES}
+    failures = []
+    Kernels().ahead({(KernelSpec.of(problem), fitting(config, problem)) for _, config, problem in cases()})
+    for tool in TOOLS:
+        found, detail = watched(tool, limit)
+        summary[tool] = found
+        click.echo(f"{tool}: {found}\n{detail}")
+        if found not in ("clean", "unavailable"):
+            failures.append({"test": tool, "reason": detail})
+    command = shlex.join(["python", *sys.argv])
+    write_report(output, output.stem, command, provenance.collect(0, command, commit), summary, failures)
+    sys.exit(1 if failures else 0)
+
+
+def watched(tool: str, limit: float) -> tuple[str, str]:
+    """ "clean", "unavailable", or what went wrong, and the last lines that were written."""
+    if shutil.which("compute-sanitizer") is None:
+        return "unavailable", "compute-sanitizer is not there"
+    words = ["compute-sanitizer", "--tool", tool, *OWN, "--report-api-errors", "no", "--error-exitcode", "9"]
+    try:
+        done = subprocess.run(
+            [*words, sys.executable, __file__, "--inner"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")]))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+        return "out of time", (said.decode() if isinstance(said, bytes) else said)[-1500:]
+    tail = "\n".join(done.stdout.strip().splitlines()[-12:])
+    if "device not supported" in done.stdout.lower() or "not supported on this" in done.stdout.lower():
+        return "unavailable", tail
+    return ("clean" if done.returncode == 0 else f"status {done.returncode}"), tail
+
+
+def launch_all() -> None:
+    """All products, each verified against float64."""
+    kernels, checks = Kernels(), Checks()
+    for name, config, problem in cases():
+        plan = kernels.plan(problem, config)
+        for seed in range(LAUNCHES):
+            checks.verify(plan, (verify.ZERO_MEAN,), seed)
+        driver.cupy().cuda.Device().synchronize()
+        click.echo(f"{name}: {problem}")
+
+
+if __name__ == "__main__":
+    main()

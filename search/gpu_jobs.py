@@ -59,7 +59,7 @@ def prepare(device: int, problem: Problem) -> None:
     Raises:
         LaunchError: no such GPU, no cuBLAS, or CUDA refused.
     """
-    _bench(device, problem)
+    bench_of(device, problem)
 
 
 def measure(device: int, compiled: CompiledKernel, problems: Sequence[Problem]) -> list[Outcome]:
@@ -74,7 +74,7 @@ def measure(device: int, compiled: CompiledKernel, problems: Sequence[Problem]) 
 
 def _until_poisoned(device: int, kernel: LoadedKernel, problems: Sequence[Problem]) -> Iterator[Outcome]:
     for problem in problems:
-        bench = _bench(device, problem)
+        bench = bench_of(device, problem)
         try:
             measurement = bench.measure(Plan(problem, kernel).launch, QUICK)
             # A wrong kernel may have written where it should not, and every later one would be found wrong.
@@ -89,7 +89,7 @@ def _until_poisoned(device: int, kernel: LoadedKernel, problems: Sequence[Proble
 
 def confirm(device: int, problem: Problem, compiled: Sequence[CompiledKernel]) -> list[Outcome]:
     """Verifies and times kernels thoroughly, all of them and cuBLAS by turns in one run; ends where one cannot run."""
-    bench = _bench(device, problem)
+    bench = bench_of(device, problem)
     try:
         launches = [Plan(problem, LoadedKernel(each, device)).launch for each in compiled]
         return [Outcome(measurement) for measurement in bench.measure_all(launches, THOROUGH)]
@@ -103,7 +103,7 @@ def baselines(device: int, problem: Problem) -> dict[str, Any]:
     Raises:
         LaunchError: CUDA or cuBLAS refused.
     """
-    return _bench(device, problem).baselines()
+    return bench_of(device, problem).baselines()
 
 
 GPU_JOBS = Jobs(compile_kernel, prepare, measure, confirm, baselines)
@@ -113,7 +113,12 @@ def _failed(device: int, error: Exception) -> Outcome:
     return Outcome(Measurement(Status.LAUNCH_FAILED, detail=str(error)), poisoned=not is_usable(device))
 
 
-def _bench(device: int, problem: Problem) -> Bench:
+def bench_of(device: int, problem: Problem) -> Bench:
+    """The bench of a problem, kept from job to job while there is memory.
+
+    Raises:
+        LaunchError, VerificationError: as `Bench`.
+    """
     key = (device, problem)
     bench = _benches.pop(key, None) or _make_bench(device, problem)
     _benches[key] = bench  # behind all others: the one used last

@@ -1,0 +1,54 @@
+"""Kernels for problems that nobody has tuned: few, so that a first call seldom has to compile, and how each is told.
+
+A kernel of the portfolio is a config whose fields told at launch do not count: `fitted` says what a problem wants of
+them. The rules are those that the recorded tables agree on (H200, 2026-11); docs/unseen.md has the figures.
+"""
+
+from __future__ import annotations
+
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.device import DeviceSpec
+from cupygemm.dtypes import DTYPES
+from cupygemm.legality import illegal_reason
+from cupygemm.problem import Problem
+
+LEAST_STAGES = 2
+FEW_TILES = 2
+"""Tiles across an operand that is streamed: so many are computed at the same time, and its lines are not read again."""
+PREFETCHED = 4
+"""Stages of a first tile, where B is read once."""
+
+
+def fitted(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig | None:
+    """The config with which a kernel of the portfolio computes a problem; None where none of its kind is legal.
+
+    Rows that TMA cannot store are stored from registers, and stages are given up until shared memory suffices: then
+    it is another kernel, which is compiled for itself.
+    """
+    spec = KernelSpec.of(problem)
+    told = told_at_launch(kernel if spec.out_aligned else kernel.swapped(store_stages=0), problem, device)
+    for stages in range(told.stages, LEAST_STAGES - 1, -1):
+        config = told if stages == told.stages else told.swapped(stages=stages)
+        if illegal_reason(config, spec, device) is None:
+            return config
+    return None
+
+
+def told_at_launch(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -> KernelConfig:
+    """The kernel with the order of tiles, L2 hints and prefetch that suit the sizes of a problem.
+
+    An operand whose other side has a tile or two is read once, so that the L2 need not keep it; nor does it keep a
+    result of half its size.
+    """
+    streams_b = problem.m <= FEW_TILES * kernel.block_m * kernel.cluster_m
+    streams_a = problem.n <= FEW_TILES * kernel.block_n * kernel.cluster_n
+    written = problem.m * problem.n * problem.batch * DTYPES[problem.out_dtype].bytes
+    return kernel.swapped(
+        raster_along_n=True,
+        group=4,
+        l2_promotion=128,
+        keep_a=-1 if streams_a and not streams_b else 0,
+        keep_b=-1 if streams_b and not streams_a else 0,
+        keep_out=-1 if kernel.store_stages and 2 * written > device.l2_bytes else 0,
+        prefetch=PREFETCHED if problem.m <= kernel.block_m * kernel.cluster_m and not streams_a else 0,
+    )

@@ -13,11 +13,11 @@ from typing import Any
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CupygemmError
+from cupygemm.kernel_plan import LoadedKernel, Plan
 from cupygemm.measure import CUBLAS, Bench, Effort, estimated_us, is_usable
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import ROTATED
 from cupygemm.operands import Launch, Operands
-from cupygemm.plan import LoadedKernel, Plan
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS, Jobs, Outcome, bench_of
 

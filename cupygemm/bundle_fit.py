@@ -27,8 +27,7 @@ def check_bundles() -> Iterator[Check]:
 def _check_named() -> Iterator[Check]:
     path, name = settings.bundle_path(), "bundle"
     if path is None:
-        remedy = "CUPYGEMM_BUNDLE or cupygemm.use names one, cupygemm tune makes one"
-        yield Check(name, State.ABSENT, "none of your own from the start", remedy)
+        yield Check(name, State.OK, "the shipped one alone: CUPYGEMM_BUNDLE is not set (cupygemm tune makes your own)")
         return
     try:
         bundle = Bundle.load(path)

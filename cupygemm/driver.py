@@ -82,7 +82,9 @@ def device_spec(index: int) -> DeviceSpec:
             clock_mhz=attribute(13, index) // 1000,
         )
     except runtime.CUDARuntimeError as error:
-        raise LaunchError(f"CUDA device {index}: {error}") from error
+        there = devices()
+        here = f"the devices here are {', '.join(map(str, there))}" if there else "no NVIDIA GPU or driver is here"
+        raise LaunchError(f"CUDA device {index}: {error}; {here}, see `cupygemm doctor`") from error
 
 
 def pci_bus_id(index: int) -> str:

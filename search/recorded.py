@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
@@ -56,12 +57,20 @@ def find_table(problem: Problem, folder: Traversable | None = None) -> Table:
     tables = recorded_tables(folder)
     found = [table for table in tables if table.problem == problem]
     if not found:
-        known = ", ".join(sorted({str(table.problem) for table in tables})) or "none"
-        raise FileError(f"no recorded table of {problem}; recorded: {known}")
+        raise FileError(f"no recorded table of {problem}; recorded: {_words(table.problem for table in tables)}")
     if len(found) > 1:
         devices = ", ".join(table.device.name for table in found)
         raise FileError(f"tables of {problem} on several devices ({devices}): name a folder with one of them")
     return Table.read(found[0].path)
+
+
+def _words(problems: Iterable[Problem]) -> str:
+    """Problems, smallest first; where all are of one kind, that is said once."""
+    ordered = sorted(set(problems), key=lambda problem: (problem.flops, problem))
+    kinds = {str(problem).removeprefix(problem.shape) for problem in ordered if problem.batch == 1}
+    if len(ordered) > 1 and len(kinds) == 1 and all(problem.batch == 1 for problem in ordered):
+        return ", ".join(problem.shape for problem in ordered) + f", all{kinds.pop()}"
+    return ", ".join(map(str, ordered)) or "none"
 
 
 def file_name(problem: Problem, device: DeviceSpec) -> str:

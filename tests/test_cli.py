@@ -101,6 +101,14 @@ def test_a_problem_without_a_table_names_those_with_one(run):
     assert SMALL.shape in result.stderr
 
 
+def test_stacks_and_epilogues_are_problems_too(run):
+    result = run("--batch", "4", "--epilogue", "bias_n+gelu")
+    failed(result, f"no recorded table of 4×{PROBLEM.shape} float16 nn bias_n+gelu")
+    result = run("--epilogue", "bias")
+    assert result.exit_code == 2
+    assert "--epilogue: epilogue is 'bias': legal are" in result.stderr
+
+
 def test_a_device_that_is_not_there_is_one_line(run, monkeypatch):
     monkeypatch.setattr(driver, "device_spec", driver.device_spec.__wrapped__)
     monkeypatch.setattr(driver, "cupy", _no_cupy)

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
+from cupygemm.epilogue import NONE
 from cupygemm.errors import ProblemError
 from cupygemm.problem import LAYOUTS, Problem
 
@@ -31,8 +33,10 @@ _SHAPE_OPTIONS = (
     click.option("--dtype", type=click.Choice(OPERAND_DTYPES), default="float16", show_default=True),
     click.option("--out-dtype", type=click.Choice(RESULT_DTYPES), help="Default: --dtype."),
     click.option("--layout", type=click.Choice(LAYOUTS), default="nn", show_default=True, help="Of A, then of B."),
+    click.option("--batch", type=click.IntRange(min=1), default=1, show_default=True, help="Matrices of a stack."),
+    click.option("--epilogue", default=NONE, show_default=True, help="For example bias_n+residual+gelu."),
 )
-SHAPE_OPTION_NAMES = ("dtype", "out_dtype", "layout")
+SHAPE_OPTION_NAMES = ("dtype", "out_dtype", "layout", "batch", "epilogue")
 _DEVICE = re.compile(r"auto|replay|cuda(:(\d{1,4}))?")
 
 
@@ -40,12 +44,18 @@ def shape_options(command: Command) -> Command:
     """Options that say what a shape leaves open; the command gets `problem_of`, a `ProblemOf`."""
 
     @functools.wraps(command)
-    def with_problem_of(*args: Any, dtype: str, out_dtype: str | None, layout: str, **rest: Any) -> None:
+    def with_problem_of(
+        *args: Any, dtype: str, out_dtype: str | None, layout: str, batch: int, epilogue: str, **rest: Any
+    ) -> None:
         def problem_of(shape: str) -> Problem:
             try:
-                return Problem.parse(shape, dtype, out_dtype, layout)
+                plain = Problem.parse(shape, dtype, out_dtype, layout)
             except ProblemError as error:
                 raise click.BadParameter(str(error), param_hint="MxNxK") from error
+            try:
+                return replace(plain, batch=batch, epilogue=epilogue)
+            except ProblemError as error:
+                raise click.BadParameter(str(error), param_hint="--epilogue") from error
 
         command(*args, problem_of=problem_of, **rest)
 

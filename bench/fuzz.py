@@ -9,7 +9,7 @@ that runs it again:
     python bench/fuzz.py --case '{"a": …}'
 
 Several processes share the cases, each with seeds of its own. The file is written as they go. It ends with status 1
-where a case failed.
+where a case failed, or there were too few.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def main(
     click.echo(json.dumps(report.summary, indent=1))
     for failure in report.failures:
         click.echo(f"{failure['reason']}\n  python bench/fuzz.py --case '{failure['case']}'")
-    sys.exit(1 if report.failures else 0)
+    if report.summary["cases"] < count:
+        click.echo(f"{count} cases were wanted, and there was time for {report.summary['cases']}")
+    sys.exit(1 if report.failures or report.summary["cases"] < count else 0)
 
 
 class _Report:
@@ -168,8 +170,11 @@ def _run(count: int, seed: int, until: float, meanwhile: Callable[[Tally], None]
         meanwhile(tally)
 
     noted(watched.tally)
-    with cupygemm.use(kernels.bundle()), driver.cupy().cuda.Stream(non_blocking=True):
-        explore(watched, cases(), count, seed, until=until, meanwhile=noted)
+    try:
+        with cupygemm.use(kernels.bundle()), driver.cupy().cuda.Stream(non_blocking=True):
+            explore(watched, cases(), count, seed, until=until, meanwhile=noted)
+    finally:
+        watched.ended.set()
 
 
 class _Watched:
@@ -181,6 +186,7 @@ class _Watched:
         self._case: Case | None = None
         self._since = time.monotonic()
         self.tally = Tally()
+        self.ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def __call__(self, case: Case) -> Any:
@@ -191,16 +197,15 @@ class _Watched:
             self._case = None
 
     def _watch(self) -> None:
-        while True:
-            time.sleep(WATCH_S)
+        while not self.ended.wait(WATCH_S):
             case = self._case
             if case is not None and time.monotonic() - self._since > CASE_S:
                 self.tally.failures.append({"case": str(case), "reason": f"it did not end within {CASE_S:.0f} s"})
                 self.tally.over = True
                 self._meanwhile(self.tally)
+                self.ended.set()
                 # The thread that waits for the GPU cannot be ended otherwise.
                 os._exit(3)
-                return
 
 
 def _run_again(case: Case) -> None:

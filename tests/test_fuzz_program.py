@@ -76,6 +76,12 @@ def test_failures_are_written_and_can_be_run_again(
     assert (mended.exit_code, "right" in mended.output) == (0, True)
 
 
+def test_too_few_cases_are_no_success(tmp_path: Path) -> None:
+    result = run("--cases", "40", "--processes", "1", "--seconds", "0", "-o", str(tmp_path / "fuzz.json"))
+    assert result.exit_code == 1
+    assert "40 cases were wanted, and there was time for 0" in result.output
+
+
 def test_where_to_write_must_be_said() -> None:
     result = run("--cases", "1")
     assert result.exit_code == 2

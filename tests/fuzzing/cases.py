@@ -29,9 +29,9 @@ class Array:
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Self:
         """From what `asdict` gives."""
-        storage = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in fields["storage"].items()
-        }
+        storage = dict(fields["storage"])
+        for name in ("order", "steps"):
+            storage[name] = tuple(storage[name])
         return cls(tuple(fields["shape"]), fields["dtype"], Storage(**storage))
 
 

@@ -174,7 +174,8 @@ def _options(case: Case, views: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _counted_fallbacks() -> Iterator[list[None]]:
     """Gives a list that grows with each call of CuPy's own matmul."""
-    cupy, calls = driver.cupy(), []
+    cupy: Any = driver.cupy()
+    calls: list[None] = []
     theirs = cupy.matmul
 
     def counting(*arguments: Any, **options: Any) -> Any:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cupygemm import compiler
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, Tool
@@ -45,7 +45,7 @@ CHOSEN = (
 """Of `CONFIGS`: one for each way from the operands to the result."""
 CONFIGS_A_SPEC = 3
 """Without an epilogue; with one there is one."""
-TOLD = (
+TOLD: tuple[dict[str, Any], ...] = (
     {},
     {"group": 3, "raster_along_n": True, "prefetch": 2, "l2_promotion": 128},
     {"group": 64, "keep_a": 1, "keep_b": -1, "prefetch": 16, "l2_promotion": 0},

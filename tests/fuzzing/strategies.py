@@ -85,7 +85,8 @@ def _shapes(draw: Draw, family: Family, longest: int) -> tuple[tuple[int, ...], 
     m, n, k = _fitting(m, n, k, math.prod(np.broadcast_shapes(before_a, before_b)), longest)
     if chance(draw, 1):
         m, n, k = ((0, n, k), (m, 0, k), (m, n, 0), (0, 0, 0))[draw(st.integers(0, 3))]
-    rows, columns = (m,), (n,)
+    rows: tuple[int, ...] = (m,)
+    columns: tuple[int, ...] = (n,)
     if not before_a and chance(draw, 4):
         rows = ()
     if not before_b and chance(draw, 4):
@@ -194,8 +195,8 @@ def _term(draw: Draw, shape: tuple[int, ...], dtype: str, stored: bool = False) 
 def _with_out(draw: Draw, case: Case, family: Family) -> Case:
     """The case with `out`, or without."""
     residual = case.residual
-    in_place = residual is not None and residual.shape == case.shape and 0 not in residual.storage.steps
-    if in_place and residual.dtype == case.natural_dtype and chance(draw, 35):
+    fits = residual is not None and (residual.shape, residual.dtype) == (case.shape, case.natural_dtype)
+    if residual is not None and fits and 0 not in residual.storage.steps and chance(draw, 35):
         return _with(case, out=residual, calls=(Call(out_on="residual"),))
     if not chance(draw, 60):
         return case

@@ -38,7 +38,7 @@ from tests.fuzzing.examine import Examiner, Failure, on_gpu
 from tests.fuzzing.explore import Tally, explore
 from tests.fuzzing.strategies import cases
 
-CASE_S = 60.0
+CASE_S = 120.0
 """A case that takes longer hangs."""
 SEEDS_APART = 100_000
 """Between the first seeds of two processes: more than one of them uses."""

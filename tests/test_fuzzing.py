@@ -65,6 +65,13 @@ def test_random_cases_are_right(examine: Examiner) -> None:
         assert tally.counts[f"cases with {trait}"] > 0, trait
 
 
+def test_results_without_axes_are_right(examine: Examiner) -> None:
+    vector, scalar = Array((24,), "float16", Storage(offset=8)), Array((), "float16", Storage(offset=2))
+    for more in ({}, {"out": scalar}, {"bias": scalar, "alpha": 0.5}, {"residual": scalar, "out": scalar}):
+        outcome = examine(Case(vector, vector, **more))
+        assert outcome.own + outcome.cublas == 2
+
+
 def halves(a: Any, b: Any) -> Any:
     """Sums that are rounded to float16 with every addend."""
     total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.float16)

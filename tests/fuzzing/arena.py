@@ -62,7 +62,8 @@ class Arena:
         for name, view in self.views.items():
             if name in values and view.size:
                 # One element of an axis that is broadcast stands for all.
-                _bits(view[tuple(slice(size) for size in values[name].shape)])[...] = _bits(values[name])
+                first = (..., *(slice(size) for size in values[name].shape))
+                _bits(view[first])[...] = _bits(values[name])
         if case.b is None:
             self.views["b"] = self.views["a"].swapaxes(-1, -2)
         self._before = self._buffer.copy()

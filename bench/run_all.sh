@@ -19,6 +19,9 @@ step() { echo "== $(date +%T) $*"; }
 step correctness
 timeout 480 "$python" bench/correctness.py -o "$out/correctness.json"
 
+step fuzz
+timeout 540 "$python" bench/fuzz.py -o "$out/fuzz.json"
+
 step tables
 small="512x512x512 1024x1024x1024 256x1024x1024 1024x1024x4096 64x64x4096 128x256x4096 256x256x16384 512x512x8192"
 large="16x4096x4096 128x4096x4096 1x4096x14336 16384x64x16384 2048x2048x4096 4096x4096x1024 4096x4096x4096 8192x8192x512"

@@ -99,10 +99,11 @@ def matmul(
             return result
     with _device_of(a, b):
         given, left = _usual(out, options)
+        generation = _dispatcher.generation
         decision = decide(_dispatcher, a, b, given, left, terms)
         result = run(decision, a, b, given, left, terms)
         if decision.own is not None and not options:
-            _repeats.learn(a, b, out, result, decision.own, terms)
+            _repeats.learn(generation, a, b, out, result, decision.own, terms)
         return result
 
 

@@ -159,15 +159,18 @@ class Repeats:
         call = known.calls.get(known.key_with_terms(a, b, out, terms))
         return None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
 
-    def learn(self, a: Any, b: Any, out: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> None:
+    def learn(self, generation: int, a: Any, b: Any, out: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> None:
         """Remembers that an own kernel answers calls like this one, where it writes straight into the result.
 
         Args:
+            generation: that of the dispatcher before it decided: what other bundles were asked for is not learnt.
             a, b, out, terms: as of `matmul`, without options.
             result: what it came to.
             own: what was decided for it.
         """
         known = self._threads
+        if known.dispatcher is None or not generation == known.generation == known.dispatcher.generation:
+            return
         known.begin()
         key = known.key_with_terms(a, b, out, terms) if terms.any() else known.key(a, b, out)
         if key is None:

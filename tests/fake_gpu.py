@@ -139,6 +139,8 @@ class FakeGpu:
     launches: of loaded kernels.
     fallbacks: calls of `cupy.matmul`, by their options.
     fallback_devices: what was current in them.
+    accumulate: how a loaded kernel multiplies two stacks: in float32.
+    afterwards: called with where a loaded kernel has stored its result; does nothing.
     """
 
     def __init__(self) -> None:
@@ -158,6 +160,8 @@ class FakeGpu:
         self.launches: list[Launched] = []
         self.fallbacks: list[dict[str, Any]] = []
         self.fallback_devices: list[int] = []
+        self.accumulate: Callable[[Any, Any], Any] = lambda a, b: a.astype(np.float32) @ b.astype(np.float32)
+        self.afterwards: Callable[[Matrix], None] = lambda result: None
         self._kernels: list[FakeKernel] = []
         self._alive: list[Any] = []
         self._spans: list[tuple[int, int]] = []

@@ -71,11 +71,12 @@ class FakeKernel:
         assert map_out.depth == (len(a) if spec.batched else 0)
         added = self._added(told, map_out)
         out[...] = np.nan  # tiles are stored while others are still to be read
-        total = a.astype(np.float32) @ b.astype(np.float32)
+        total = self.gpu.accumulate(a, b)
         if spec.epilogue != NONE:
             total = np.float32(told.alpha) * total + added()
             total = activated(Epilogue.parse(spec.epilogue).activation, total, ERF)
         out[...] = total if spec.batched else total[0]
+        self.gpu.afterwards(map_out)
 
     def _operand(self, matrix: Matrix, told: _Arguments, step: int) -> Any:
         """[batch, rows, columns] as TMA loads them: for product z the matrix z · step of a stack."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cupygemm import compiler
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, Tool
+from cupygemm.config import KernelConfig
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.problem import Problem
 from tests.gpu.protocol import SMALL
@@ -13,19 +16,29 @@ ANY = SMALL.swapped(store_stages=0)
 
 
 class Everything(Bundle):
-    """Has the same entry for each problem."""
+    """Has the same entry for each problem.
+
+    Attributes:
+        config: its config.
+    """
+
+    config: Any = ANY
 
     def entry(self, problem: Problem) -> Entry:
-        """One with a config that is legal for all."""
+        """One with its config."""
         search = SearchInfo(strategy="test", evaluations=1)
-        return Entry(problem=problem, config=ANY, measured=Measured(us=1.0), search=search)
+        return Entry(problem=problem, config=self.config, measured=Measured(us=1.0), search=search)
 
     def elsewhere(self, device: DeviceSpec) -> str | None:
         """Nothing to say: it is for any GPU."""
         return None
 
 
-def everything() -> Everything:
-    """One for the kernel's sources as they are."""
+def everything(config: KernelConfig = ANY) -> Everything:
+    """One for the kernel's sources as they are.
+
+    Args:
+        config: by default one that is legal for all problems.
+    """
     tool = Tool(version="0", source_digest=compiler.source_digest())
-    return Everything(created="2026-11-30", tool=tool, device=BundleDevice.of(H200, {}))
+    return Everything(created="2026-11-30", tool=tool, device=BundleDevice.of(H200, {}), config=config)

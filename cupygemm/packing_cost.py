@@ -11,7 +11,8 @@ import math
 from typing import Any
 
 from cupygemm.config import TMA_ALIGNMENT
-from cupygemm.packing import ITEM_BYTES, Copy, Packing
+from cupygemm.copies import ITEM_BYTES, Copy
+from cupygemm.packing import Packing
 from cupygemm.problem import Problem
 
 LAUNCH_US = 2.0

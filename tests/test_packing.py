@@ -11,9 +11,10 @@ import pytest
 
 from cupygemm import pack_kernel, packing
 from cupygemm.config import KernelSpec
+from cupygemm.copies import Copy, copy_of, needs_packing
 from cupygemm.errors import CaptureError, ProblemError
 from cupygemm.kernel_source import cuda_sources
-from cupygemm.packing import Copy, Packing, copy_of, needs_packing, packing_of
+from cupygemm.packing import Packing, packing_of
 from cupygemm.packing_cost import cupy_us, own_us, pack_us, pays
 from cupygemm.placement import misaligned_reason
 from cupygemm.plan import LoadedKernel, Plan

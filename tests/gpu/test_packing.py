@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from cupygemm import driver, verify
+from cupygemm.copies import copy_of, needs_packing
 from cupygemm.errors import CaptureError
 from cupygemm.operands import Operands
-from cupygemm.packing import Packing, copy_of, needs_packing, packing_of
+from cupygemm.packing import Packing, packing_of
 from cupygemm.problem import Problem
 from cupygemm.stacks import pose_stack
 from tests.gpu.protocol import LARGE, SMALL, Kernels

@@ -70,6 +70,8 @@ def pays(problem: Problem, packing: Packing, a: Any, b: Any, measured_us: float 
         problem, a, b: as of `cupy_us`.
         measured_us: what the own kernel takes, where it is known.
     """
+    if problem.batch > 1 and problem.a_dtype != "float16":
+        return True  # cupy.matmul refuses stacks of bfloat16
     own = own_us(problem) if measured_us is None else measured_us
     return MARGIN * (pack_us(packing) + own) < cupy_us(problem, a, b)
 

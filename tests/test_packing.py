@@ -261,6 +261,15 @@ def test_large_products_are_worth_a_copy_and_small_ones_are_not(gpu: FakeGpu) ->
     assert not pays(problem, packed, a, b, measured_us=cupy_us(problem, a, b))
 
 
+def test_stacks_that_cupy_refuses_are_worth_any_copy(gpu: FakeGpu) -> None:
+    for dtype, worth in (("float16", False), ("bfloat16", True)):
+        a, b = filled(gpu, 2, 3, 9, dtype=dtype), filled(gpu, 2, 9, 3, dtype=dtype)
+        problem = Problem(3, 3, 9, 2, a_dtype=dtype, b_dtype=dtype, out_dtype=dtype)
+        packed = packing_of(a, b)
+        assert isinstance(packed, Packing)
+        assert pays(problem, packed, a, b) is worth
+
+
 def test_estimates_grow_with_what_is_moved(gpu: FakeGpu) -> None:
     small, large = square(gpu, 1023), square(gpu, 4095)
     assert pack_us(small[1]) < pack_us(large[1]) < own_us(large[0]) < cupy_us(large[0], *large[2:])

@@ -64,6 +64,7 @@ timeout 120 "$python" bench/layouts.py 2048x2048x4096 4096x4096x4096 --bundle "$
 
 timeout 60 "$python" bench/host.py -o "$out/host.json"
 timeout 60 "$python" bench/stacks.py -o "$out/stacks.json"
+timeout 120 "$python" bench/packing.py -o "$out/packing.json"
 
 step profile
 timeout 90 "$python" bench/timeline.py 2048x2048x4096 4096x4096x1024 8192x16384x256 --bundle "$out/tuned.yaml" \

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -19,7 +19,15 @@ from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CompileError, not_installed
 from cupygemm.kernel_source import source_digest
 
-__all__ = ["CompiledKernel", "compile_kernel", "compile_program", "nvrtc_version", "source_digest"]
+__all__ = [
+    "CompiledKernel",
+    "CompiledPage",
+    "compile_kernel",
+    "compile_page",
+    "compile_program",
+    "nvrtc_version",
+    "source_digest",
+]
 
 OPTIONS = ("-arch=sm_90a", "-std=c++20", "-default-device", "--ptxas-options=-v")
 """NVRTC's options. A cubin for sm_90a, not PTX: an NVRTC newer than the driver makes PTX that the driver refuses."""
@@ -63,6 +71,21 @@ class Program:
     log: str
 
 
+@dataclass(frozen=True)
+class CompiledPage:
+    """A cubin in the cache.
+
+    Attributes:
+        cubin: the file.
+        lowered_name: the mangled name of its entry.
+        log: what NVRTC and ptxas said.
+    """
+
+    cubin: Path
+    lowered_name: str
+    log: str
+
+
 def compile_kernel(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
     """The kernel for `spec` and `config`, from the cache or compiled into it.
 
@@ -72,11 +95,37 @@ def compile_kernel(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
     Raises:
         CompileError: NVRTC is missing or refused the source (`log` has its words), or the cache cannot be written.
     """
-    entry = kernel_cache.folder() / cache_key(spec, config)
-    found = _read_entry(entry, spec, config)
+
+    def program() -> Program:
+        return compile_program(kernel_source.name_expression(spec, config), sources(spec, config))
+
+    return _describe(_cached(cache_key(spec, config), program), spec, config)
+
+
+def compile_page(page: str, entry: str) -> CompiledPage:
+    """The kernel of a page that has but one, and no template parameters, from the cache or compiled into it.
+
+    Args:
+        page: of `cupygemm.cuda_src`, such as "pack.cuh".
+        entry: the kernel's name there.
+
+    Raises:
+        CompileError: as `compile_kernel`.
+    """
+
+    def program() -> Program:
+        return compile_program(entry, kernel_source.page_sources(page), f'#include "{page}"\n')
+
+    return _cached(_key_of(kernel_source.page_digest(page), entry), program)
+
+
+def _cached(key: str, compiled: Callable[[], Program]) -> CompiledPage:
+    """An entry of the cache; what `compiled` gives goes there first where it is not there."""
+    entry = kernel_cache.folder() / key
+    found = _read_entry(entry)
     if found is not None:
         return found
-    program = compile_program(kernel_source.name_expression(spec, config), sources(spec, config))
+    program = compiled()
     description = {
         "lowered_name": program.lowered_name,
         "cubin_sha256": hashlib.sha256(program.cubin).hexdigest(),
@@ -88,17 +137,22 @@ def compile_kernel(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
         write_atomically(entry.with_suffix(".json"), json.dumps(description, indent=1).encode())
     except OSError as error:
         raise CompileError(f"the cubin cache cannot be written: {error}; CUPYGEMM_CACHE_DIR names another") from error
-    return _describe(entry, spec, config, description)
+    return CompiledPage(entry.with_suffix(".cubin"), program.lowered_name, program.log)
 
 
 def sources(spec: KernelSpec, config: KernelConfig) -> dict[str, str]:
     """All headers that the kernel includes, the generated one among them, by name."""
-    return {**kernel_source.cuda_sources(), kernel_source.WGMMA_HEADER: kernel_source.wgmma_header(spec, config)}
+    generated = {kernel_source.WGMMA_HEADER: kernel_source.wgmma_header(spec, config)}
+    return {**kernel_source.page_sources(kernel_source.PAGE), **generated}
 
 
 def cache_key(spec: KernelSpec, config: KernelConfig) -> str:
     """Everything that decides the cubin, as 32 hex digits."""
-    parts = (source_digest(), kernel_source.name_expression(spec, config), nvrtc_version(), *OPTIONS)
+    return _key_of(source_digest(), kernel_source.name_expression(spec, config))
+
+
+def _key_of(digest: str, name_expression: str) -> str:
+    parts = (digest, name_expression, nvrtc_version(), *OPTIONS)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -181,26 +235,26 @@ def _first_error(log: str) -> str:
     return lines[0] if lines else "no message in its log"
 
 
-def _read_entry(entry: Path, spec: KernelSpec, config: KernelConfig) -> CompiledKernel | None:
+def _read_entry(entry: Path) -> CompiledPage | None:
     try:
         description = json.loads(entry.with_suffix(".json").read_bytes())
         cubin = entry.with_suffix(".cubin").read_bytes()
         if hashlib.sha256(cubin).hexdigest() != description["cubin_sha256"]:
             return None
-        return _describe(entry, spec, config, description)
+        return CompiledPage(entry.with_suffix(".cubin"), description["lowered_name"], description["log"])
     except (OSError, ValueError, KeyError, TypeError):
         # Missing, cut short or not ours: compiled anew and replaced.
         return None
 
 
-def _describe(entry: Path, spec: KernelSpec, config: KernelConfig, description: dict[str, str]) -> CompiledKernel:
-    log = description["log"]
+def _describe(compiled: CompiledPage, spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
+    log = compiled.log
     registers = _REGISTERS.search(log)
     return CompiledKernel(
         spec=spec,
         config=config,
-        cubin=entry.with_suffix(".cubin"),
-        lowered_name=description["lowered_name"],
+        cubin=compiled.cubin,
+        lowered_name=compiled.lowered_name,
         registers=int(registers[1]) if registers else 0,
         spill_bytes=sum(map(int, _SPILLS.findall(log))),
         advisories=advisories(log),

@@ -14,9 +14,11 @@ from cupygemm.dtypes import DTYPES
 from cupygemm.epilogue import Epilogue
 from cupygemm.problem import Problem
 
-PROGRAM = '#include "gemm.cuh"\n'
+PAGE = "gemm.cuh"
+PROGRAM = f'#include "{PAGE}"\n'
 WGMMA_HEADER = "wgmma_mma_async.cuh"
 
+_INCLUDE = re.compile(r'#include "([^"]+)"')
 _COMMENT = re.compile(r"//.*")  # the sources have no other kind, and no string with two slashes
 _SAMPLE_SPEC = KernelSpec.of(Problem(64, 64, 64))
 _SAMPLE_CONFIG = KernelConfig(64, 8, 64, 2, 1, False, 1, 1, False, 1, 40, 0, 0)
@@ -39,12 +41,33 @@ def _collect(folder: Traversable, prefix: str, found: dict[str, str]) -> None:
 
 
 @cache
-def source_digest() -> str:
-    """SHA-256 over the CUDA sources and a sample of the generated one, 16 hex digits: the kernel family's identity.
+def page_sources(page: str) -> dict[str, str]:
+    """A page of `cupygemm.cuda_src` and every header that it includes, near or far, by name; none that is generated."""
+    everything = cuda_sources()
+    found: dict[str, str] = {}
+    queue = [page]
+    while queue:
+        name = queue.pop()
+        if name not in found and name != WGMMA_HEADER:
+            found[name] = everything[name]
+            queue += _INCLUDE.findall(everything[name])
+    return found
 
-    Comments and the space between lines are left out: what was measured stays valid when only they change.
+
+@cache
+def page_digest(page: str) -> str:
+    """SHA-256 over a page and what it includes, 16 hex digits, as `digest_of` takes it."""
+    return digest_of(page_sources(page))
+
+
+@cache
+def source_digest() -> str:
+    """SHA-256 over gemm.cuh, what it includes and a sample of what is generated: the kernel family's identity.
+
+    16 hex digits. Other pages do not count, nor comments and the space between lines: what was measured stays valid
+    when only they change.
     """
-    return digest_of({**cuda_sources(), WGMMA_HEADER: wgmma_header(_SAMPLE_SPEC, _SAMPLE_CONFIG)})
+    return digest_of({**page_sources(PAGE), WGMMA_HEADER: wgmma_header(_SAMPLE_SPEC, _SAMPLE_CONFIG)})
 
 
 def digest_of(sources: Mapping[str, str]) -> str:

@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 class Stack(NamedTuple):
     """A stack of matrices, [batch, rows, columns], as far as a plan looks at an array; all may be the same one.
 
-    CuPy's own views of such a kind take longer to make than a launch takes.
+    Or one matrix, [rows, columns]. CuPy's own views of such a kind take longer to make than a launch takes.
     """
 
-    shape: tuple[int, int, int]
-    strides: tuple[int, int, int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: Any
     data: Any
     device: Any
 
     @property
     def ndim(self) -> int:
-        """Axes: three."""
-        return 3
+        """Axes: three, or two."""
+        return len(self.shape)
 
 
 class PosedStack(NamedTuple):

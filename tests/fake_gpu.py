@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import compiler, driver, fallback_terms, prepared, tensor_map, unfused, verify
-from cupygemm.compiler import CompiledKernel
+from cupygemm import compiler, driver, fallback_terms, pack_kernel, prepared, tensor_map, unfused, verify
+from cupygemm.compiler import CompiledKernel, CompiledPage
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.epilogue import Epilogue
 from cupygemm.operands import Launch, Operands
 from cupygemm.tensor_map import Box, Matrix, TensorMap
 from tests.fake_kernel import CudaError, FakeKernel, Launched, do_epilogue
+from tests.fake_packing import FakePackKernel, Packed
 
 REGISTERS_AT_LAUNCH = {1: 248, 2: 168, 3: 128}
 """What ptxas gives a thread by the number of consumers: 65536 over the CTA's threads, in eights, at most 248."""
@@ -137,6 +138,7 @@ class FakeGpu:
     maps: encoded descriptors by address, as they were encoded.
     address_word: which word of a descriptor holds the address.
     launches: of loaded kernels.
+    packed: launches of the kernel that copies operands.
     fallbacks: calls of `cupy.matmul`, by their options.
     fallback_devices: what was current in them.
     accumulate: how a loaded kernel multiplies two stacks: in float32.
@@ -158,6 +160,7 @@ class FakeGpu:
         self.maps: dict[int, tuple[Matrix, Box]] = {}
         self.address_word = 0
         self.launches: list[Launched] = []
+        self.packed: list[Packed] = []
         self.fallbacks: list[dict[str, Any]] = []
         self.fallback_devices: list[int] = []
         self.accumulate: Callable[[Any, Any], Any] = lambda a, b: a.astype(np.float32) @ b.astype(np.float32)
@@ -175,6 +178,8 @@ class FakeGpu:
         monkeypatch.setattr(driver, "max_active_clusters", self._max_active_clusters)
         monkeypatch.setattr(driver, "DependentLaunch", self._dependent_launch)
         monkeypatch.setattr(compiler, "compile_kernel", self.compile)
+        monkeypatch.setattr(compiler, "compile_page", lambda page, entry: CompiledPage(Path(page), entry, ""))
+        monkeypatch.setattr(pack_kernel, "_loaded", {})
         monkeypatch.setattr(tensor_map, "encode", self.encode)
         monkeypatch.setattr(prepared, "copied", lambda each: self.encode(*self.maps.get(each.address, NO_MAP)))
         monkeypatch.setattr(prepared, "_driver_calls", lambda: (self._launch, self._replace_address))
@@ -265,6 +270,11 @@ class FakeGpu:
         raw = (ctypes.c_uint8 * size).from_address(start)
         return np.ndarray(shape, element, raw, 0, strides)
 
+    def span(self, low: int, high: int) -> np.ndarray[Any, Any]:
+        """The bytes from one address up to another; all of them must have been allocated at once."""
+        assert any(start <= low and high <= end for start, end in self._spans), f"{low:#x} to {high:#x}: not allocated"
+        return np.ndarray((high - low,), np.uint8, (ctypes.c_uint8 * (high - low)).from_address(low))
+
     def matmul(self, a: Any, b: Any, out: Any = None, **options: Any) -> Any:
         """Stands for `cupy.matmul`: 16-bit operands in float32, two matrices rounded before dtype= widens them."""
         self.fallbacks.append(dict(options))
@@ -330,7 +340,10 @@ class FakeGpu:
             def __init__(self, path: str) -> None:
                 self.path = Path(path)
 
-            def get_function(self, name: str) -> FakeKernel:
+            def get_function(self, name: str) -> FakeKernel | FakePackKernel:
+                if self.path.name == pack_kernel.PAGE:
+                    assert name == pack_kernel.ENTRY
+                    return FakePackKernel(gpu)
                 (compiled,) = (each for each in gpu.compiled if each.lowered_name == name and each.cubin == self.path)
                 if compiled.config in gpu.unloadable:
                     raise CudaError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")

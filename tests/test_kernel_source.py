@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import fields
+
+import pytest
 
 from cupygemm import kernel_source
 from cupygemm.config import KernelConfig, KernelSpec
@@ -62,3 +65,29 @@ def test_comments_are_stripped_from_nothing_else() -> None:
     for name, text in kernel_source.cuda_sources().items():
         assert "/*" not in text, name
         assert "//" not in "".join(re.findall(r'"[^"\n]*"', text)), name
+
+
+def test_a_page_is_what_it_includes() -> None:
+    pages = {name: set(kernel_source.page_sources(name)) for name in ("gemm.cuh", "pack.cuh")}
+    assert {"gemm.cuh", "raster.cuh", "ptx/wgmma.cuh"} <= pages["gemm.cuh"]
+    assert pages["pack.cuh"] == {"pack.cuh", "raster.cuh", "ptx/types.cuh"}
+    # Every header is of a page.
+    assert set(kernel_source.cuda_sources()) == set.union(*pages.values())
+    assert kernel_source.page_digest("pack.cuh") != kernel_source.page_digest("gemm.cuh")
+
+
+@pytest.fixture
+def uncached() -> Iterator[None]:
+    kernel_source.page_sources.cache_clear()
+    yield
+    kernel_source.page_sources.cache_clear()
+
+
+@pytest.mark.parametrize(("changed", "matters"), [("pack.cuh", False), ("gemm.cuh", True), ("ptx/tma.cuh", True)])
+def test_the_family_s_digest_is_of_its_own_page(
+    changed: str, matters: bool, uncached: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, sources = kernel_source.source_digest(), kernel_source.cuda_sources()
+    kernel_source.page_sources.cache_clear()
+    monkeypatch.setattr(kernel_source, "cuda_sources", lambda: {**sources, changed: f"{sources[changed]}int x;\n"})
+    assert (kernel_source.source_digest.__wrapped__() != before) is matters

@@ -23,7 +23,7 @@ from cupygemm import driver, provenance, verify
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
-from tests.gpu.protocol import CONFIGS, Checks, Kernels, fitting, fused_problems, stacked_problems
+from tests.gpu.protocol import CONFIGS, Checks, Kernels, fitting, fused_problems, operands, stacked_problems
 
 TOOLS = ("memcheck", "racecheck")
 OWN = ("--kernel-name", "kernel_substring=gemm_kernel", "--kernel-name", "kernel_substring=gemm_cluster_kernel")
@@ -45,18 +45,23 @@ def cases() -> Iterator[tuple[str, KernelConfig, Problem]]:
 @click.command()
 @click.option("--limit", default=150.0, show_default=True, help="Seconds for a tool.")
 @click.option("--commit", help="Of the source, where there is no git history.")
-@click.option("--inner", is_flag=True, hidden=True)
+@click.option("--inner", type=click.Choice(("all", "broken")), hidden=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path))
-def main(limit: float, commit: str | None, inner: bool, output: Path | None) -> None:
+def main(limit: float, commit: str | None, inner: str | None, output: Path | None) -> None:
     """Watches own kernels with compute-sanitizer."""
-    if inner:
-        launch_all()
+    if inner is not None:
+        (launch_all if inner == "all" else launch_broken)()
         return
     if output is None:
         raise click.UsageError("give -o PATH")
     summary: dict[str, object] = {"products": len(list(cases())), "launches of each": LAUNCHES}
     failures = []
     Kernels().ahead({(KernelSpec.of(problem), fitting(config, problem)) for _, config, problem in cases()})
+    # That own kernels are watched at all: one that is made to write past the end of its result.
+    found, detail = watched("memcheck", limit, "broken")
+    summary["a write past the end"] = "found" if "Invalid __global__ write" in detail else found
+    if summary["a write past the end"] not in ("found", "unavailable"):
+        failures.append({"test": "a write past the end", "reason": detail})
     for tool in TOOLS:
         found, detail = watched(tool, limit)
         summary[tool] = found
@@ -68,14 +73,14 @@ def main(limit: float, commit: str | None, inner: bool, output: Path | None) -> 
     sys.exit(1 if failures else 0)
 
 
-def watched(tool: str, limit: float) -> tuple[str, str]:
+def watched(tool: str, limit: float, what: str = "all") -> tuple[str, str]:
     """ "clean", "unavailable", or what went wrong, and the last lines that were written."""
     if shutil.which("compute-sanitizer") is None:
         return "unavailable", "compute-sanitizer is not there"
     words = ["compute-sanitizer", "--tool", tool, *OWN, "--report-api-errors", "no", "--error-exitcode", "9"]
     try:
         done = subprocess.run(
-            [*words, sys.executable, __file__, "--inner"],
+            [*words, sys.executable, __file__, "--inner", what],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")]))},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -85,7 +90,7 @@ def watched(tool: str, limit: float) -> tuple[str, str]:
     except subprocess.TimeoutExpired as error:
         said = error.stdout or b""
         return "out of time", (said.decode() if isinstance(said, bytes) else said)[-1500:]
-    tail = "\n".join(done.stdout.strip().splitlines()[-12:])
+    tail = "\n".join(done.stdout.strip().splitlines()[-12 if what == "all" else -200 :])
     if "device not supported" in done.stdout.lower() or "not supported on this" in done.stdout.lower():
         return "unavailable", tail
     return ("clean" if done.returncode == 0 else f"status {done.returncode}"), tail
@@ -100,6 +105,19 @@ def launch_all() -> None:
             checks.verify(plan, (verify.ZERO_MEAN,), seed)
         driver.cupy().cuda.Device().synchronize()
         click.echo(f"{name}: {problem}")
+
+
+def launch_broken() -> None:
+    """A product whose last rows are stored from registers to where nothing was allocated."""
+    cupy = driver.cupy()
+    cupy.cuda.set_allocator(None)
+    problem = Problem(264, 64, 64)
+    plan = Kernels().plan(problem, CONFIGS["direct store"].swapped(block_n=64))
+    given = operands(problem, verify.ZERO_MEAN, 0)
+    held = cupy.cuda.alloc(128 * 64 * 2)
+    whole = cupy.cuda.UnownedMemory(held.ptr, 264 * 64 * 2, held)
+    plan.launch(given._replace(out=cupy.ndarray((264, 64), cupy.float16, cupy.cuda.MemoryPointer(whole, 0))))
+    cupy.cuda.Device().synchronize()
 
 
 if __name__ == "__main__":

@@ -48,15 +48,14 @@ def main(size: int, batches: Sequence[int], commit: str | None, output: Path) ->
             for batch in batches:
                 names = dict.fromkeys(("a_dtype", "b_dtype", "out_dtype"), dtype)
                 problem = Problem(size, size, size, batch, **names)
-                for name, value in measured(problem).items():
-                    summary[f"{problem}, {name}"] = value
-                    click.echo(f"{problem}, {name}: {value}")
+                summary[str(problem)] = measured(problem)
+                click.echo(f"{problem}: {summary[str(problem)]}")
     command = shlex.join(["python", *sys.argv])
     write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
 
 
 def measured(problem: Problem) -> dict[str, Any]:
-    """µs of each way and what ours is faster by; "refused" where CuPy raises.
+    """µs of each way and what ours is faster by; None where CuPy raises.
 
     Raises:
         VerificationError: a way computes something else.
@@ -88,7 +87,7 @@ def measured(problem: Problem) -> dict[str, Any]:
     found: dict[str, Any] = {f"{name}, µs": round(value, 2) for name, value in us.items()}
     found["TFLOP/s"] = round(problem.flops / ours / 1e6, 1)
     for other in ("cupy.matmul", "torch.bmm"):
-        found[f"over {other}"] = round(us[other] / ours, 3) if other in us else "refused"
+        found[f"over {other}"] = round(us[other] / ours, 3) if other in us else None
     return found
 
 

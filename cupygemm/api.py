@@ -41,11 +41,12 @@ def matmul(
 ) -> Any:
     """The matrix product of two CuPy arrays: `cupy.matmul`, run by a tuned kernel where a bundle has one.
 
-    An own kernel runs when the product is one of two float16 or bfloat16 matrices, or of two stacks of them, that TMA
-    can read in place, on a Hopper GPU, and a bundle in force (the shipped one, and see `use`) has a config for it which
-    was not measured to be slower than cuBLAS; for stacks there is always one. An operand of one axis is a row or a
-    column, a stack of matrices times one matrix is one product where its rows are equally far apart, and a stack that
-    is broadcast is not copied. Everything else is `cupy.matmul`'s, with its result and its errors.
+    An own kernel runs when the product is one of two float16 or bfloat16 matrices, or of two stacks of them, on a
+    Hopper GPU, and a bundle in force (the shipped one, and see `use`) has a config for it which was not measured to be
+    slower than cuBLAS; for stacks there is always one. Operands that TMA cannot read in place are copied where that is
+    expected to pay. An operand of one axis is a row or a column, a stack of matrices times one matrix is one product
+    where its rows are equally far apart, and a stack that is broadcast is not copied. Everything else is
+    `cupy.matmul`'s, with its result and its errors.
 
     With any of `bias`, `activation`, `residual`, `alpha`, `beta` and `out_dtype` it is
 
@@ -55,7 +56,8 @@ def matmul(
     operands' dtype unless the result is float32, and one kernel more.
 
     Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they have been called
-    before. All runs on the device of the operands, also where another is current, on that device's current stream.
+    before, if no operand is copied for them. All runs on the device of the operands, also where another is current, on
+    that device's current stream.
 
     Args:
         a: [m, k], [k] or […, m, k].

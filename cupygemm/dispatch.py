@@ -269,7 +269,9 @@ def is_capturing() -> bool:
     return stream.ptr != 0 and bool(stream.is_capturing())
 
 
-def problem_of(a: Any, b: Any, out: Any, out_dtype: str | None = None, epilogue: str = NONE) -> Problem | str:
+def problem_of(
+    a: Any, b: Any, out: Any, out_dtype: str | None = None, epilogue: str = NONE, layout: str | None = None
+) -> Problem | str:
     """The problem that these arrays pose, or why no kernel of this package computes it.
 
     Args:
@@ -278,6 +280,7 @@ def problem_of(a: Any, b: Any, out: Any, out_dtype: str | None = None, epilogue:
         out: [m, n] or [batch, m, n] to write into; None for a new array.
         out_dtype: of the result; None for the operands'.
         epilogue: as `Epilogue` writes it.
+        layout: of copies of the operands that TMA can read, whatever lies where they do; None for their own.
     """
     ndarray = driver.cupy().ndarray
     if not isinstance(a, ndarray | Stack) or not isinstance(b, ndarray | Stack):
@@ -294,7 +297,7 @@ def problem_of(a: Any, b: Any, out: Any, out_dtype: str | None = None, epilogue:
         return "an extent is zero"
     if a.device != b.device:
         return f"operands are on devices {a.device.id} and {b.device.id}"
-    layout = _layout_letter(a) + _layout_letter(b)
+    layout = layout or _layout_letter(a) + _layout_letter(b)
     if "?" in layout:
         name, array = ("a", a) if layout[0] == "?" else ("b", b)
         return f"TMA cannot copy {name}: {misaligned_reason(array, array.strides[-2] == array.dtype.itemsize)}"

@@ -49,6 +49,7 @@ class Packing:
         reasons: why, likewise.
         layout: of the product as its kernel will see it, as `Problem.layout`.
         buffer_bytes: of device memory for the copies.
+        by_addresses_alone: whether nothing but where they start keeps TMA from reading them.
     """
 
     def __init__(self, a: Any, b: Any) -> None:
@@ -76,8 +77,13 @@ class Packing:
         first, second = (
             0 if copy is None else -(-copy.bytes // BUFFER_ALIGNMENT) * BUFFER_ALIGNMENT for copy in self.copies
         )
-        self._offsets = (0, first)
+        self._second = first
         self.buffer_bytes = first + second
+        # At other addresses TMA could read both.
+        self.by_addresses_alone = all(
+            needs_packing(Stack(each.shape, each.strides, each.dtype, _Place(0, None), each.device)) is None
+            for each in (a, b)
+        )
         left, right = self.copies
         # A matrix times its own transpose is one copy, read by rows and by columns.
         self._may_share = left is not None and right is not None and left.geometry == right.geometry
@@ -144,22 +150,44 @@ class Packing:
                 f"the buffer has {buffer.nbytes} bytes at {start:#x}: {self.buffer_bytes} at a multiple of "
                 f"{BUFFER_ALIGNMENT} are needed"
             )
-        places = [start + offset for offset in self._offsets]
-        shared = self._may_share and a.data.ptr == b.data.ptr
-        if shared:
-            places[1] = places[0]
+        self.queue(a.data.ptr, b.data.ptr, start)
+        return self.copied(a, b, buffer)
+
+    def queue(self, a: int, b: int, start: int) -> tuple[int, int]:
+        """Queues the copies alone, with nothing looked at: for operands like those of before.
+
+        Args:
+            a, b: addresses at which operands start.
+            start: that of the buffer.
+
+        Returns:
+            the addresses from which the product reads them.
+        """
+        places = self._places(a, b, start)
         launched: list[PackedOperand] = []
         for each, source, place in zip((a, b), self._sources, places, strict=True):
-            if source is not None and not (shared and launched):
+            if source is not None and not (launched and place == places[0]):
                 told = PackedOperand.from_buffer_copy(source)
-                told.source, told.copy = each.data.ptr, place
+                told.source, told.copy = each, place
                 launched.append(told)
         pack_kernel(self._device)(launched)
+        return places
+
+    def copied(self, a: Any, b: Any, buffer: Any) -> tuple[Any, Any]:
+        """a and b as a `Plan` takes them once they are in the buffer; nothing is queued."""
+        places = self._places(a.data.ptr, b.data.ptr, buffer.data.ptr)
         left, right = (
             each if copy is None else Stack(copy.shape, copy.strides, each.dtype, _Place(place, buffer), each.device)
             for each, copy, place in zip((a, b), self.copies, places, strict=True)
         )
         return left, right
+
+    def _places(self, a: int, b: int, start: int) -> tuple[int, int]:
+        left, right = self.copies
+        first = a if left is None else start
+        if left is not None and self._may_share and a == b:
+            return first, first
+        return first, b if right is None else start + self._second
 
 
 def packing_of(a: Any, b: Any) -> Packing | str | None:

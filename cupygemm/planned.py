@@ -5,20 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any
 
 from cupygemm import driver
 from cupygemm.epilogue import NONE
 from cupygemm.errors import LaunchError, ProblemError
 from cupygemm.product import Decision
-from cupygemm.repeats import Repeat
+from cupygemm.repeats import Repeat, repeat_of
 from cupygemm.terms import Terms
 
 
 class MatmulPlan:
     """What `plan` gives: `matmul` for arrays of certain shapes, strides and dtypes.
 
-    Safe from several threads. A call never synchronises, and allocates nothing but the result where there is no `out`.
+    Safe from several threads. A call never synchronises, and allocates nothing but the result where there is no
+    `out`, and copies of operands that TMA cannot read.
 
     Attributes:
         choice: what runs, and why, as of `explain`. Where it is cuBLAS, a call is one of `matmul`.
@@ -54,11 +56,14 @@ class MatmulPlan:
         self._repeats: _PerThread | None = None
         if own is not None and own.detour is None:
             try:
-                self._repeats = _PerThread(Repeat(a, b, result, own, terms))
+                self._repeats = _PerThread(repeat_of(a, b, result, own, terms))
             except LaunchError:
                 # A driver without these calls: all go the long way.
                 self._repeats = None
         self._quick = None if terms.any() or self._several_devices else self._repeats
+        self._look_a, self._look_b, self._look_out = _look(a), _look(b), _look(result)
+        self._kind_a, self._kind_b = self._look_a(a), self._look_b(b)
+        self._kind_out = None if result is None else self._look_out(result)
 
     def __call__(
         self,
@@ -93,12 +98,9 @@ class MatmulPlan:
         if (
             quick is not None
             and type(a) is type(b) is ndarray
-            and (a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype) == self._operands
-            and (
-                self._may_be_new
-                if out is None
-                else type(out) is ndarray and (out.shape, out.strides, out.dtype) == self._result
-            )
+            and self._look_a(a) == self._kind_a
+            and self._look_b(b) == self._kind_b
+            and (self._may_be_new if out is None else type(out) is ndarray and self._look_out(out) == self._kind_out)
             and bias is residual is alpha is beta is None
         ):
             result = quick.repeat(a, b, out)
@@ -167,8 +169,21 @@ class _PerThread(threading.local):
         self.repeat = first.of_its_own()
 
 
+def _look(array: Any) -> Any:
+    """What asks an array whether it lies as the one given.
+
+    CuPy keeps two flags, which take a quarter of the time of strides; of an axis of one element those do not matter.
+    """
+    flags = (name for name in ("_c_contiguous", "_f_contiguous") if getattr(array, name, False))
+    return attrgetter("shape", "dtype", next(flags, "strides"))
+
+
 def _layout(array: Any) -> Any:
-    return None if array is None else (array.shape, array.strides, array.dtype)
+    """Shape, strides and dtype; along an axis of one element nothing steps."""
+    if array is None:
+        return None
+    strides = (0 if size == 1 else stride for size, stride in zip(array.shape, array.strides, strict=True))
+    return array.shape, tuple(strides), array.dtype
 
 
 def _words(layout: Any) -> str:

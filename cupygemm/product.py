@@ -9,15 +9,18 @@ import numpy as np
 
 from cupygemm import driver
 from cupygemm.choice import Choice
-from cupygemm.dispatch import Dispatcher, is_capturing, unfit_reason
+from cupygemm.dispatch import Dispatcher, is_capturing, problem_of, unfit_reason
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.epilogue_terms import pair_alignment
-from cupygemm.errors import CaptureError
+from cupygemm.errors import CaptureError, CompileError, LaunchError
 from cupygemm.fallback import are_arrays, dtype_name, fall_back, needs_cublas, wants_float32
 from cupygemm.fallback_terms import fall_back_with_terms
 from cupygemm.kernel_plan import Plan
+from cupygemm.packing import Packing, packing_of
+from cupygemm.packing_cost import pays
 from cupygemm.posing import Posed, overlap, pose
+from cupygemm.problem import Problem
 from cupygemm.stacks import PosedStack, pose_stack
 from cupygemm.terms import NO_TERMS, Terms, check, check_shapes, is_same, placed_bias, placed_residual, result_dtype
 
@@ -40,6 +43,7 @@ class Own(NamedTuple):
         posed: the product as matrices, or as stacks of them.
         plan: what launches the kernel.
         dtype: of what it writes.
+        packing: what copies operands for it that TMA cannot read; None where it reads both.
         bias, residual: as the plan takes them, or None.
         target: `out` as [m, n] or [batch, m, n], for it to write into; None for a new array.
         detour: why `out`, which is then copied to, is not written into; None where there is none or it is.
@@ -48,6 +52,7 @@ class Own(NamedTuple):
     posed: Posed | PosedStack
     plan: Plan
     dtype: np.dtype[Any]
+    packing: Packing | None = None
     bias: Any = None
     residual: Any = None
     target: Any = None
@@ -115,14 +120,14 @@ def _decide_plain(dispatcher: Dispatcher, a: Any, b: Any, out: Any, options: dic
             return Decision(Choice("cublas", "dtype: own kernels give the operands', or float32 for 16 bits"), matrices)
         wanted = "float32"
         dtype = np.dtype(wanted)
-    choice, plan = dispatcher.choose(posed.a, posed.b, None, wanted)
+    choice, plan, packing = _chosen(dispatcher, posed, wanted, NONE)
     if plan is None:
         return Decision(choice, matrices)
     if out is not None:
         reason = _foreign_reason(out, a, posed, dtype) or _widened_reason(out, a, b, dtype)
         if reason is not None:
             return Decision(Choice("cublas", reason, choice.problem), matrices)
-    return _aimed(choice, matrices, Own(posed, plan, dtype), a, b, out, NO_TERMS)
+    return _aimed(choice, matrices, Own(posed, plan, dtype, packing), a, b, out, NO_TERMS)
 
 
 def _decide_fused(dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms) -> Decision:
@@ -147,10 +152,36 @@ def _decide_fused(dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms
     epilogue = Epilogue.of(
         bias=kind, residual=residual is not None, activation=terms.activation or NONE, alpha=terms.alpha
     )
-    choice, plan = dispatcher.choose(posed.a, posed.b, None, dtype.name, str(epilogue))
+    choice, plan, packing = _chosen(dispatcher, posed, dtype.name, str(epilogue))
     if plan is None:
         return Decision(choice, matrices, dtype=dtype)
-    return _aimed(choice, matrices, Own(posed, plan, dtype, bias, residual), a, b, out, terms)
+    return _aimed(choice, matrices, Own(posed, plan, dtype, packing, bias, residual), a, b, out, terms)
+
+
+def _chosen(
+    dispatcher: Dispatcher, posed: Posed | PosedStack, out_dtype: str | None, epilogue: str
+) -> tuple[Choice, Plan | None, Packing | None]:
+    """What runs a posed product, with copies of operands that TMA cannot read if it is expected to pay."""
+    a, b = posed.a, posed.b
+    choice, plan = dispatcher.choose(a, b, None, out_dtype, epilogue)
+    if choice.problem is not None or isinstance(problem_of(a, b, None, out_dtype, epilogue, "nn"), str):
+        return choice, plan, None
+    packing = packing_of(a, b)
+    if not isinstance(packing, Packing):
+        return replace(choice, reason=packing or choice.reason), None, None
+    problem = problem_of(a, b, None, out_dtype, epilogue, packing.layout)
+    assert isinstance(problem, Problem)  # as with another layout
+    if not pays(problem, packing, a, b):
+        return Choice("cublas", f"{choice.reason}, and copying it is not expected to pay", problem), None, None
+    unread = choice.reason
+    choice, plan = dispatcher.choose_for(problem, a.device.id)
+    if plan is None:
+        return replace(choice, reason=f"{unread}; with a copy: {choice.reason}"), None, None
+    try:
+        packing.load()
+    except (CompileError, LaunchError) as error:
+        return Choice("cublas", f"{packing.reason}, but {error}", problem), None, None
+    return replace(choice, reason=f"{choice.reason}; {packing.reason}"), plan, packing
 
 
 def _aimed(choice: Choice, matrices: Posed | None, own: Own, a: Any, b: Any, out: Any, terms: Terms) -> Decision:
@@ -235,7 +266,8 @@ def _launch(own: Own, out: Any, terms: Terms) -> Any:
             # The new array would be free for others after this call, and be written to at every replay.
             raise CaptureError(f"a CUDA graph is being captured, and out needs an array beside it: {own.detour}")
         result = driver.cupy().empty(posed.product_shape, dtype=own.dtype)
-    own.plan(posed.a, posed.b, result, own.bias, own.residual, *terms.factors)
+    a, b = (posed.a, posed.b) if own.packing is None else own.packing(posed.a, posed.b)
+    own.plan(a, b, result, own.bias, own.residual, *terms.factors)
     if out is None:
         return result if result.shape == posed.shape else result.reshape(posed.shape)
     if own.target is None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from copy import copy
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from cupygemm import driver
 from cupygemm.config import TMA_ALIGNMENT
-from cupygemm.dispatch import Dispatcher
+from cupygemm.copies import ITEM_BYTES
+from cupygemm.dispatch import Dispatcher, is_capturing
 from cupygemm.epilogue_terms import pair_alignment
 from cupygemm.errors import LaunchError
 from cupygemm.posing import bounds
@@ -48,7 +49,8 @@ class Repeat:
         if own.detour is not None or target is None:
             raise LaunchError("the result is copied to out")
         self.shape, self.dtype = own.posed.shape, own.dtype
-        self._launch = Prepared(own.plan, own.posed.a, own.posed.b, target, own.bias, own.residual)
+        left, right = self._read(own)
+        self._launch = Prepared(own.plan, left, right, target, own.bias, own.residual)
         self._a, self._b = _overlapping(a, result), _overlapping(b, result)
         bias, residual = terms.bias, terms.residual
         self._bias = None if bias is None else _overlapping(bias, result)
@@ -58,7 +60,11 @@ class Repeat:
         cupy = driver.cupy()
         self._empty, self._stream = cupy.empty, cupy.cuda.get_current_stream
 
-    def of_its_own(self) -> Repeat:
+    def _read(self, own: Own) -> tuple[Any, Any]:
+        """Operands as the plan takes them."""
+        return own.posed.a, own.posed.b
+
+    def of_its_own(self) -> Self:
         """The same for another thread."""
         other = copy(self)
         other._launch = self._launch.of_its_own()
@@ -93,27 +99,76 @@ class Repeat:
         """
         result = self._empty(self.shape, self.dtype) if out is None else out
         a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
-        bias = residual = 0
         if (a_place | b_place | place) % TMA_ALIGNMENT:
             return None
-        if self._bias is not None:
-            bias = terms.bias.data.ptr
-        if self._residual is not None:
-            residual = terms.residual.data.ptr
+        places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
+        if places is None:
+            return None
+        self._launch.with_terms(a_place, b_place, place, self._stream().ptr, *places, *terms.factors)
+        return result
+
+    def _places_of_terms(self, a: int, b: int, place: int, is_given: bool, terms: Terms) -> tuple[int, int] | None:
+        """Addresses of bias and residual, 0 for what there is not; None where something lies so that it matters."""
+        bias = 0 if self._bias is None else terms.bias.data.ptr
+        residual = 0 if self._residual is None else terms.residual.data.ptr
         if (bias | residual) % self._pair_alignment:
             return None
-        if out is not None:
-            if self._a[0] < place - a_place < self._a[1] or self._b[0] < place - b_place < self._b[1]:
-                return None
-            if self._bias is not None and self._bias[0] < place - bias < self._bias[1]:
-                return None
-            # Each thread reads the residual where it then stores, so the two may be one.
-            one = residual == place and self._residual_is_alike
-            if self._residual is not None and not one and self._residual[0] < place - residual < self._residual[1]:
-                return None
-        alpha, beta = terms.factors
-        self._launch.with_terms(a_place, b_place, place, self._stream().ptr, bias, residual, alpha, beta)
+        if not is_given:
+            return bias, residual
+        if self._a[0] < place - a < self._a[1] or self._b[0] < place - b < self._b[1]:
+            return None
+        if self._bias is not None and self._bias[0] < place - bias < self._bias[1]:
+            return None
+        # Each thread reads the residual where it then stores, so the two may be one.
+        one = residual == place and self._residual_is_alike
+        if self._residual is not None and not one and self._residual[0] < place - residual < self._residual[1]:
+            return None
+        return bias, residual
+
+
+class PackedRepeat(Repeat):
+    """The same where operands are copied for the kernel first."""
+
+    def _read(self, own: Own) -> tuple[Any, Any]:
+        assert own.packing is not None
+        self._packing = own.packing
+        buffer = driver.cupy().empty(own.packing.buffer_bytes, "uint8")
+        # What is not copied is read by TMA.
+        self._a_alignment, self._b_alignment = (
+            TMA_ALIGNMENT if each is None else ITEM_BYTES for each in own.packing.copies
+        )
+        return own.packing.copied(own.posed.a, own.posed.b, buffer)
+
+    def __call__(self, a: Any, b: Any, out: Any) -> Any:
+        return self.with_terms(a, b, out, NO_TERMS)
+
+    def with_terms(self, a: Any, b: Any, out: Any, terms: Terms) -> Any:
+        a_place, b_place = a.data.ptr, b.data.ptr
+        if a_place % self._a_alignment or b_place % self._b_alignment or is_capturing():
+            return None
+        if self._packing.by_addresses_alone and not (a_place | b_place) % TMA_ALIGNMENT:
+            return None
+        result = self._empty(self.shape, self.dtype) if out is None else out
+        place = result.data.ptr
+        places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
+        if places is None or place % TMA_ALIGNMENT:
+            return None
+        buffer = self._empty(self._packing.buffer_bytes, "uint8")
+        left, right = self._packing.queue(a_place, b_place, buffer.data.ptr)
+        self._launch.with_terms(left, right, place, self._stream().ptr, *places, *terms.factors)
         return result
+
+
+def repeat_of(a: Any, b: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> Repeat:
+    """The launch of an own kernel for arrays like these.
+
+    Args:
+        a, b, result, own, terms: as of `Repeat`.
+
+    Raises:
+        LaunchError: as `Repeat`.
+    """
+    return (Repeat if own.packing is None else PackedRepeat)(a, b, result, own, terms)
 
 
 class Repeats:
@@ -125,7 +180,7 @@ class Repeats:
 
     def __len__(self) -> int:
         """How many the thread at hand knows."""
-        return len(self._threads.calls)
+        return len(self._threads.calls) + len(self._threads.packed)
 
     def answer(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any) -> Any:
         """The product, or None where this call is not like one before, or its arrays lie so that it matters.
@@ -140,10 +195,15 @@ class Repeats:
         known = self._threads
         if known.dispatcher is not dispatcher or known.generation != dispatcher.generation:
             known.forget(dispatcher)
-        if not known.calls:
+        if not known:
             return None
-        call = known.calls.get(known.key(a, b, out))
-        return None if call is None or not known.is_here(a) else call(a, b, out)
+        key = known.key(a, b, out)
+        call = known.calls.get(key)
+        result = None if call is None or not known.is_here(a) else call(a, b, out)
+        if result is None and known.packed:
+            call = known.packed.get(key)
+            result = None if call is None or not known.is_here(a) else call(a, b, out)
+        return result
 
     def answer_with_terms(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms) -> Any:
         """The same with an epilogue.
@@ -154,10 +214,15 @@ class Repeats:
         known = self._threads
         if known.dispatcher is not dispatcher or known.generation != dispatcher.generation:
             known.forget(dispatcher)
-        if not known.calls:
+        if not known:
             return None
-        call = known.calls.get(known.key_with_terms(a, b, out, terms))
-        return None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
+        key = known.key_with_terms(a, b, out, terms)
+        call = known.calls.get(key)
+        result = None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
+        if result is None and known.packed:
+            call = known.packed.get(key)
+            result = None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
+        return result
 
     def learn(self, generation: int, a: Any, b: Any, out: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> None:
         """Remembers that an own kernel answers calls like this one, where it writes straight into the result.
@@ -176,13 +241,14 @@ class Repeats:
         if key is None:
             return
         try:
-            call = Repeat(a, b, result, own, terms)
+            call = repeat_of(a, b, result, own, terms)
         except LaunchError:
             # It is copied to `out`, or the driver is without these calls: such calls go the long way each time.
             return
-        if len(known.calls) >= MOST:
-            known.calls.clear()
-        known.calls[key] = call
+        calls = known.calls if own.packing is None else known.packed
+        if len(calls) >= MOST:
+            calls.clear()
+        calls[key] = call
 
 
 class _Threads(threading.local):
@@ -191,6 +257,7 @@ class _Threads(threading.local):
     Attributes:
         dispatcher, generation: what they were decided by.
         calls: by `key` and `key_with_terms`.
+        packed: those whose operands are copied first, likewise: with the same strides, at other addresses.
         ndarray: CuPy's.
     """
 
@@ -198,11 +265,15 @@ class _Threads(threading.local):
         self.dispatcher: Dispatcher | None = None
         self.generation = 0
         self.calls: dict[Any, Repeat] = {}
+        self.packed: dict[Any, Repeat] = {}
         self.ndarray: Any = None
         self._current: Any = None
 
+    def __bool__(self) -> bool:
+        return bool(self.calls or self.packed)
+
     def forget(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher, self.generation, self.calls = dispatcher, dispatcher.generation, {}
+        self.dispatcher, self.generation, self.calls, self.packed = dispatcher, dispatcher.generation, {}, {}
 
     def begin(self) -> None:
         """Asks CuPy what the first call of a thread needs to know."""

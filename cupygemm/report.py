@@ -151,10 +151,25 @@ def _balance(mode: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def render_report(document: Mapping[str, Any]) -> str:
-    """The summary of a report as a list, the number of its failures, and where it comes from."""
-    lines = [f"- {name}: {_value(value)}" for name, value in _flat(document["summary"])]
-    lines.append(f"- failures: {len(document['failures'])}")
-    return "\n".join([*lines, "", origin(document)])
+    """The summary of a report, the number of its failures, and where it comes from.
+
+    A list; where each thing that was measured has fields of its own, a table of those that are numbers.
+    """
+    summary, failures = document["summary"], f"- failures: {len(document['failures'])}"
+    if summary and all(isinstance(value, Mapping) for value in summary.values()):
+        return "\n\n".join([_table_of_numbers(summary), failures, origin(document)])
+    lines = [f"- {name}: {_value(value)}" for name, value in _flat(summary)]
+    return "\n".join([*lines, failures, "", origin(document)])
+
+
+def _table_of_numbers(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    shown = [
+        name
+        for name in dict.fromkeys(name for fields in summary.values() for name in fields)
+        if all(isinstance(fields.get(name), int | float | None) for fields in summary.values())
+    ]
+    cells = [[name, *(_value(fields.get(column)) for column in shown)] for name, fields in summary.items()]
+    return table(["", *shown], cells)
 
 
 def render_search(document: Mapping[str, Any]) -> str:

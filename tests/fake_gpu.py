@@ -113,6 +113,14 @@ class DeviceArray(np.ndarray):
         self.home = getattr(parent, "home", None)
 
     @property
+    def _c_contiguous(self) -> bool:
+        return bool(self.flags.c_contiguous)
+
+    @property
+    def _f_contiguous(self) -> bool:
+        return bool(self.flags.f_contiguous)
+
+    @property
     def device(self) -> FakeDevice:
         """Where it lies; views lie where their base does."""
         return self.home

@@ -103,7 +103,7 @@ ARROWS = {
     "portfolio": "legality",
     "posing": "",
     "problem": "dtypes epilogue",
-    "product": "dispatch fallback_terms",
+    "product": "fallback_terms packing_cost",
     "provenance": "compiler cublas telemetry",
     "raster": "config",
     "report": "comparison_report results text transfer_report",

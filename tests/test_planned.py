@@ -110,6 +110,18 @@ def test_what_it_was_not_made_for_is_refused(gpu: FakeGpu) -> None:
     assert gpu.launches == []
 
 
+def test_an_axis_of_one_has_no_stride(gpu: FakeGpu) -> None:
+    wide, b = stored(gpu, (24, 64)), stored(gpu, (16, 40))
+    bias = stored(gpu, (1, 40))[0]
+    with cupygemm.use(bundle_of(Problem(1, 40, 16), Problem(1, 40, 16, epilogue="bias_n"))):
+        for terms in ({}, {"bias": bias}):
+            plan = cupygemm.plan(wide[:1, :16], b, **terms)
+            added = plain(bias) if terms else 0
+            for a in (stored(gpu, (1, 16)), wide[3:4, 16:32]):
+                np.testing.assert_array_equal(plain(plan(a, b, **terms)), right(a, b) + added)
+    assert gpu.fallbacks == []
+
+
 def test_an_out_between_others(gpu: FakeGpu) -> None:
     a, b = draw(gpu, 1)
     wide = gpu.empty((24, 64), np.float16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from cupygemm import driver
 from cupygemm.choice import Choice
+from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.dispatch import Dispatcher, is_capturing, problem_of, unfit_reason
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE, Epilogue
@@ -21,7 +23,7 @@ from cupygemm.packing import Packing, packing_of
 from cupygemm.packing_cost import pays
 from cupygemm.posing import Posed, overlap, pose
 from cupygemm.problem import Problem
-from cupygemm.stacks import PosedStack, pose_stack
+from cupygemm.stacks import PosedStack, pose_slices, pose_stack, shifted
 from cupygemm.terms import NO_TERMS, Terms, check, check_shapes, is_same, placed_bias, placed_residual, result_dtype
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
@@ -111,7 +113,7 @@ def _decide_plain(dispatcher: Dispatcher, a: Any, b: Any, out: Any, options: dic
     if others:
         return Decision(Choice("cublas", f"{', '.join(others)}: options of cupy.matmul"))
     matrices = pose(a, b) if are_arrays(a, b) else None
-    posed = pose_stack(a, b) if matrices is None and are_arrays(a, b) else matrices
+    posed = matrices or (_posed_stack(a, b) if are_arrays(a, b) else None)
     if posed is None:
         return Decision(dispatcher.choose(a, b)[0])
     dtype, wanted = a.dtype, None
@@ -134,7 +136,7 @@ def _decide_fused(dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms
     check(a, b, out, terms)
     dtype = result_dtype(a, b, out, terms.out_dtype)
     matrices = pose(a, b)
-    posed = matrices or pose_stack(a, b)
+    posed = matrices or _posed_stack(a, b)
 
     def left(reason: str) -> Decision:
         return Decision(Choice("cublas", reason), matrices, dtype=dtype)
@@ -158,6 +160,25 @@ def _decide_fused(dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms
     return _aimed(choice, matrices, Own(posed, plan, dtype, packing, bias, residual), a, b, out, terms)
 
 
+def _remarked(choice: Choice, posed: Posed | PosedStack) -> Choice:
+    if choice.kernel != "own" or not isinstance(posed, PosedStack) or posed.outer is None:
+        return choice
+    launches = math.prod(posed.outer.extents)
+    return replace(choice, reason=f"{choice.reason}; in {launches} launches, since the stacks step unequally")
+
+
+def _posed_stack(a: Any, b: Any) -> PosedStack | None:
+    """The product as one of stacks, or as few of them; None where it is neither."""
+    one = pose_stack(a, b)
+    if one is not None:
+        return one
+    several = pose_slices(a, b)
+    if several is None or several.outer is None:
+        return None
+    steps = (*several.outer.a_steps, *several.outer.b_steps)
+    return None if any(step % TMA_ALIGNMENT for step in steps) else several
+
+
 def _chosen(
     dispatcher: Dispatcher, posed: Posed | PosedStack, out_dtype: str | None, epilogue: str
 ) -> tuple[Choice, Plan | None, Packing | None]:
@@ -165,7 +186,9 @@ def _chosen(
     a, b = posed.a, posed.b
     choice, plan = dispatcher.choose(a, b, None, out_dtype, epilogue)
     if choice.problem is not None or isinstance(problem_of(a, b, None, out_dtype, epilogue, "nn"), str):
-        return choice, plan, None
+        return _remarked(choice, posed), plan, None
+    if isinstance(posed, PosedStack) and posed.outer is not None:
+        return choice, None, None
     packing = packing_of(a, b)
     if not isinstance(packing, Packing):
         return replace(choice, reason=packing or choice.reason), None, None
@@ -260,16 +283,21 @@ def run(decision: Decision, a: Any, b: Any, out: Any, options: dict[str, Any], t
 
 
 def _launch(own: Own, out: Any, terms: Terms) -> Any:
-    posed, result = own.posed, own.target
-    if result is None:
-        if own.detour is not None and is_capturing():
-            # The new array would be free for others after this call, and be written to at every replay.
-            raise CaptureError(f"a CUDA graph is being captured, and out needs an array beside it: {own.detour}")
-        result = driver.cupy().empty(posed.product_shape, dtype=own.dtype)
-    a, b = (posed.a, posed.b) if own.packing is None else own.packing(posed.a, posed.b)
-    own.plan(a, b, result, own.bias, own.residual, *terms.factors)
-    if out is None:
-        return result if result.shape == posed.shape else result.reshape(posed.shape)
-    if own.target is None:
-        out[...] = result.reshape(posed.shape)
-    return out
+    posed = own.posed
+    if own.target is None and own.detour is not None and is_capturing():
+        # The new array would be free for others after this call, and be written to at every replay.
+        raise CaptureError(f"a CUDA graph is being captured, and out needs an array beside it: {own.detour}")
+    result = out if own.target is not None else driver.cupy().empty(posed.shape, dtype=own.dtype)
+    target = own.target if own.target is not None else posed.matrix_of(result)
+    if isinstance(posed, PosedStack) and posed.outer is not None:
+        residual = terms.residual if own.residual is not None else result
+        for of_a, of_b, of_out, of_residual in posed.outer.offsets(result, residual):
+            places = shifted(posed.a, of_a), shifted(posed.b, of_b), shifted(target, of_out)
+            own.plan(*places, own.bias, shifted(own.residual, of_residual), *terms.factors)
+    else:
+        a, b = (posed.a, posed.b) if own.packing is None else own.packing(posed.a, posed.b)
+        own.plan(a, b, target, own.bias, own.residual, *terms.factors)
+    if out is not None and result is not out:
+        out[...] = result
+        return out
+    return result

@@ -21,6 +21,7 @@ from cupygemm.errors import LaunchError
 from cupygemm.posing import bounds
 from cupygemm.prepared import Prepared
 from cupygemm.product import Own
+from cupygemm.stacks import PosedStack
 from cupygemm.terms import NO_TERMS, Terms
 
 MOST = 4096
@@ -159,6 +160,34 @@ class PackedRepeat(Repeat):
         return result
 
 
+class SlicedRepeat(Repeat):
+    """The same in several launches, for stacks that are no single axis of equal steps."""
+
+    def __init__(self, a: Any, b: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> None:
+        super().__init__(a, b, result, own, terms)
+        assert isinstance(own.posed, PosedStack)
+        assert own.posed.outer is not None
+        self._offsets = own.posed.outer.offsets(result, result if terms.residual is None else terms.residual)
+
+    def __call__(self, a: Any, b: Any, out: Any) -> Any:
+        return self.with_terms(a, b, out, NO_TERMS)
+
+    def with_terms(self, a: Any, b: Any, out: Any, terms: Terms) -> Any:
+        result = self._empty(self.shape, self.dtype) if out is None else out
+        a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
+        if (a_place | b_place | place) % TMA_ALIGNMENT:
+            return None
+        places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
+        if places is None:
+            return None
+        (bias, residual), stream = places, self._stream().ptr
+        for of_a, of_b, of_out, of_residual in self._offsets:
+            beside = residual + of_residual if residual else 0
+            here = a_place + of_a, b_place + of_b, place + of_out
+            self._launch.with_terms(*here, stream, bias, beside, *terms.factors)
+        return result
+
+
 def repeat_of(a: Any, b: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> Repeat:
     """The launch of an own kernel for arrays like these.
 
@@ -168,7 +197,10 @@ def repeat_of(a: Any, b: Any, result: Any, own: Own, terms: Terms = NO_TERMS) ->
     Raises:
         LaunchError: as `Repeat`.
     """
-    return (Repeat if own.packing is None else PackedRepeat)(a, b, result, own, terms)
+    if own.packing is not None:
+        return PackedRepeat(a, b, result, own, terms)
+    sliced = isinstance(own.posed, PosedStack) and own.posed.outer is not None
+    return (SlicedRepeat if sliced else Repeat)(a, b, result, own, terms)
 
 
 class Repeats:

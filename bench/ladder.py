@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import click
+from relatives import Best, bests, relatives
 from steps import STEPS, Steps
 
 from cupygemm import driver, provenance
@@ -44,8 +45,10 @@ from cupygemm.search.suggest import suggestions
 from cupygemm.suites import SIXTEEN_BITS, SUITES
 
 GUESSED = "grid_sample"
-"""A suite whose steps are suggested by search/suggest.py and guessed by search/estimate.py, by turns."""
+"""A suite whose steps are suggested by search/suggest.py and guessed by search/estimate.py, by turns, or were best for
+problems like these."""
 STEPS_TRIED = 28
+RELATIVES = 20
 SUGGESTED = 10
 """At most, of these; the others are guesses."""
 FINALISTS = 3
@@ -58,6 +61,12 @@ FINALISTS = 3
 @click.option("--dtype", type=click.Choice(SIXTEEN_BITS), help="Of the suites' problems. Default: all.")
 @click.option("--sustained", is_flag=True, help="Measure each step in blocks of its own as well.")
 @click.option("--dependent", is_flag=True, help="Launch each step before the kernel before it ends; for no bundle.")
+@click.option(
+    "--after",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    help="Results or a survey: grid_sample tries what was best there for such problems. Repeatable.",
+)
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path), help="Gets the fastest steps.")
 @click.option("--commit", help="Of the source, where there is no git history.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
@@ -67,6 +76,7 @@ def main(
     dtype: str | None,
     sustained: bool,
     dependent: bool,
+    after: tuple[Path, ...],
     bundle_path: Path | None,
     commit: str | None,
     output: Path,
@@ -74,8 +84,9 @@ def main(
     """Measures the steps of SUITES, by default of all that have steps of their own."""
     if dependent and bundle_path is not None:
         raise click.UsageError("--dependent with --bundle: what cuBLAS is compared with waits for the kernel before it")
+    known = bests(after)
     plan = [
-        (problem, legal_steps(problem, steps_of(suite, problem)), FINALISTS if suite == GUESSED else None)
+        (problem, legal_steps(problem, steps_of(suite, problem, known)), FINALISTS if suite == GUESSED else None)
         for suite in suites or STEPS
         for problem in SUITES[suite].problems
         if (not shapes or problem.shape in shapes) and dtype in (None, problem.a_dtype)
@@ -112,10 +123,16 @@ def _ratio(row: Mapping[str, Any]) -> float:
     return float(row["cublas_us"] / row["cupygemm_us"])
 
 
-def steps_of(suite: str, problem: Problem) -> Steps:
-    """Configs by name: those of the suite, or suggestions and guesses, named after what tells them apart."""
+def steps_of(suite: str, problem: Problem, known: Sequence[Best] = ()) -> Steps:
+    """Configs by name: those of the suite, or suggestions and guesses, named after what tells them apart.
+
+    Args:
+        known: what was best elsewhere, to be tried in their place.
+    """
     if suite in STEPS:
         return STEPS[suite]
+    if known:
+        return {_named(config): config for config in relatives(problem, known, RELATIVES)}
     by_turns = itertools.zip_longest(suggestions(problem, H200, SUGGESTED), guesses(problem, H200, STEPS_TRIED))
     found = dict.fromkeys(config for pair in by_turns for config in pair if config is not None)
     return {_named(config): config for config in itertools.islice(found, STEPS_TRIED)}

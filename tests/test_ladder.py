@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,7 @@ from cupygemm.problem import Problem
 from cupygemm.search.estimate import guesses
 from cupygemm.search.suggest import suggestions
 from cupygemm.suites import SUITES
+from tests.fake_products import SMALL
 
 BENCH = Path(__file__).parent.parent / "bench"
 
@@ -28,7 +30,7 @@ def ladder() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCH))
         yield import_module("ladder")
-        for name in ("ladder", "steps"):
+        for name in ("ladder", "relatives", "steps"):
             sys.modules.pop(name, None)
 
 
@@ -69,3 +71,35 @@ def test_dependent_launches_are_for_no_bundle(ladder: ModuleType, tmp_path: Path
     result = CliRunner().invoke(ladder.main, arguments)
     assert result.exit_code == 2
     assert "--dependent with --bundle" in result.stderr
+
+
+def test_relatives_are_what_was_best_nearby(ladder: ModuleType, tmp_path: Path) -> None:
+    relatives = ladder.relatives
+    known = ladder.bests([BENCH / "results" / "grid_sample.json", _survey(tmp_path)])
+    assert len(known) == 101
+    problem = known[7].problem
+    assert relatives(problem, known, 5)[0] == known[7].config
+    near = Problem(problem.m, problem.n, 2 * problem.k)
+    assert known[7].config in relatives(near, known, 20)
+    found = ladder.steps_of("grid_sample", near, known)
+    assert len(found) == len(set(found.values())) == ladder.RELATIVES
+    surveyed = known[-1]
+    assert surveyed.problem == Problem(8, 120, 216)
+    assert surveyed.config == SMALL.swapped(stages=5)
+
+
+def _survey(folder: Path) -> Path:
+    """Two configs of one shape, the second the faster one, and one that did not run."""
+    rows = [
+        {
+            "config": [int(value) for value in SMALL.swapped(stages=stages).to_dict().values()],
+            "status": status,
+            "us": us,
+        }
+        for stages, status, us in ((4, "ok", 3.0), (5, "ok", 2.0), (6, "timed_out", None))
+    ]
+    path = folder / "survey.jsonl"
+    head = {"schema": "cupygemm.survey/1", "fields": list(SMALL.to_dict())}
+    line = {"problem": Problem(8, 120, 216).to_dict(), "rows": rows}
+    path.write_text("\n".join(map(json.dumps, (head, line))) + "\n")
+    return path

@@ -1,0 +1,63 @@
+"""Configs for a problem that were the fastest of those measured for the problems most like it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cupygemm.config import KernelConfig
+from cupygemm.problem import Problem
+
+
+class Best(NamedTuple):
+    """What was fastest for a problem."""
+
+    problem: Problem
+    config: KernelConfig
+
+
+def bests(paths: Iterable[Path]) -> list[Best]:
+    """The fastest configs that files of times and surveys hold.
+
+    Raises:
+        OSError, ValueError: a file cannot be read.
+    """
+    return [best for path in paths for best in (_surveyed(path) if path.suffix == ".jsonl" else _timed(path))]
+
+
+def _timed(path: Path) -> Iterator[Best]:
+    fastest: dict[Problem, dict[str, Any]] = {}
+    fields = Problem.__dataclass_fields__
+    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        problem = Problem.from_dict({name: row[name] for name in fields})
+        if problem not in fastest or row["cupygemm_us"] < fastest[problem]["cupygemm_us"]:
+            fastest[problem] = row
+    for problem, row in fastest.items():
+        yield Best(problem, KernelConfig.from_dict(row["config"]))
+
+
+def _surveyed(path: Path) -> Iterator[Best]:
+    head, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        measured = [row for row in line["rows"] if row["status"] == "ok"]
+        if measured:
+            best = min(measured, key=lambda row: row["us"])
+            fields = dict(zip(head["fields"], best["config"], strict=True))
+            flags = {name: bool(fields[name]) for name in ("split_n", "raster_along_n", "ping_pong")}
+            yield Best(Problem.from_dict(line["problem"]), KernelConfig.from_dict({**fields, **flags}))
+
+
+def relatives(problem: Problem, known: Iterable[Best], most: int) -> list[KernelConfig]:
+    """Different configs, those of the problem itself first, then of the nearest ones."""
+    ordered = sorted(known, key=lambda best: _distance(problem, best.problem))
+    return list(dict.fromkeys(best.config for best in ordered))[:most]
+
+
+def _distance(one: Problem, other: Problem) -> float:
+    """In octaves of the sizes; what lies otherwise, or has other dtypes, is half an octave off."""
+    sizes = ((one.m, other.m), (one.n, other.n), (one.k, other.k))
+    apart = sum(abs(math.log2(x / y)) for x, y in sizes)
+    return apart + 0.5 * (one.layout != other.layout) + 0.5 * (one.a_dtype != other.a_dtype)

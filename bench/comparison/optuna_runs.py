@@ -2,8 +2,8 @@
 
 An evaluation is a different legal config that was measured. A run is as many trials as it may measure, which is what a
 budget is to Optuna, and it ends there: each ask takes longer than the one before, and the estimator asks again and
-again for what it likes best. A trial that asks again is told that it failed, which the estimator does not look at:
-told its time once more it would settle on it for good.
+again for what it likes best. A trial that asks again is told that it was pruned: then about 240 of 500 trials on `wide`
+are different, told its time once more 125 are, and told nothing a dozen.
 
 Optuna knows no constraint between categories that it could keep. `tpe_pruned` searches the product of all values and
 is told that an illegal config was pruned, which the estimator counts as bad. It searches other people's tables alone:
@@ -50,7 +50,7 @@ def run(case: Case, name: str, seed: int, evaluations: int) -> list[float]:
         point = space.conditional(trial) if name == CONDITIONAL else space.product(trial)
         us = space.times_us.get(point)
         if us is None or point in measured:
-            study.tell(trial, state=states.PRUNED if us is None else states.FAIL)
+            study.tell(trial, state=states.PRUNED)
             continue
         measured[point] = us
         study.tell(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         FileError,
         LaunchError,
         ProblemError,
+        SettingError,
         VerificationError,
     )
     from cupygemm.patching import patch
@@ -50,6 +51,7 @@ _MODULE_OF = {
     "MatmulPlan": "planned",
     "Problem": "problem",
     "ProblemError": "errors",
+    "SettingError": "errors",
     "VerificationError": "errors",
     "explain": "api",
     "matmul": "api",
@@ -74,6 +76,7 @@ __all__ = [
     "MatmulPlan",
     "Problem",
     "ProblemError",
+    "SettingError",
     "VerificationError",
     "__version__",
     "explain",

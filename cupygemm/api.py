@@ -13,13 +13,14 @@ from cupygemm.bundle import Bundle
 from cupygemm.choice import Choice
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, LaunchError
+from cupygemm.loading import compiling_at_once
 from cupygemm.planned import MatmulPlan
 from cupygemm.product import decide, run, without_defaults
 from cupygemm.repeats import Repeats
 from cupygemm.terms import NO_TERMS, Terms, is_one
 from cupygemm.text import count
 
-_dispatcher = Dispatcher()
+_dispatcher = Dispatcher(may_wait=True)
 _repeats = Repeats()
 _ONE = 1.0
 """The default of alpha and beta, known by its identity."""
@@ -125,7 +126,8 @@ def plan(
         multiply = cupygemm.plan(a, b, out, bias=bias, activation="relu")
         multiply(a, b, out, bias=bias)  # or other arrays of the same shapes, strides and dtypes
 
-    It compiles and loads the kernel and launches nothing, so that a CUDA graph can be captured with the plan at once.
+    It compiles and loads the kernel, whatever CUPYGEMM_COMPILE says, and launches nothing, so that a CUDA graph can be
+    captured with the plan at once.
     What is in force now stays in force for the plan.
 
     Args:
@@ -139,7 +141,7 @@ def plan(
         ValueError, TypeError, ProblemError, BundleError, LaunchError: as `matmul`.
     """
     terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
-    with _device_of(a, b):
+    with _device_of(a, b), compiling_at_once():
         decision = decide(_dispatcher, a, b, out, {}, terms)
         return MatmulPlan(decision, a, b, out, terms, matmul)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cupygemm import driver
 from cupygemm.choice import Choice
-from cupygemm.dispatch import Dispatcher, is_capturing, unfit_reason
+from cupygemm.dispatch import Dispatcher, unfit_reason
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.epilogue_terms import pair_alignment
@@ -17,6 +17,7 @@ from cupygemm.errors import CaptureError
 from cupygemm.fallback import are_arrays, dtype_name, fall_back, needs_cublas, wants_float32
 from cupygemm.fallback_terms import fall_back_with_terms
 from cupygemm.kernel_plan import Plan
+from cupygemm.loading import is_capturing
 from cupygemm.posing import Posed, overlap, pose
 from cupygemm.stacks import PosedStack, pose_stack
 from cupygemm.terms import NO_TERMS, Terms, check, check_shapes, is_same, placed_bias, placed_residual, result_dtype

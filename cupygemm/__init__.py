@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cupygemm.patching import patch
     from cupygemm.planned import MatmulPlan
     from cupygemm.problem import Problem
+    from cupygemm.warming import warmup
 
 _MODULE_OF = {
     "Bundle": "bundle",
@@ -59,6 +60,7 @@ _MODULE_OF = {
     "plan": "api",
     "show_config": "environment",
     "use": "api",
+    "warmup": "warming",
 }
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "plan",
     "show_config",
     "use",
+    "warmup",
 ]
 
 

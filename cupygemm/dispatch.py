@@ -35,8 +35,9 @@ from cupygemm.stacks import Stack
 log = logging.getLogger(__name__)
 
 Make = Callable[[KernelConfig], Plan | None]
-"""Makes a plan with a config, or nothing where it is only asked whether it could; raises one of `_UNUSABLE`."""
-_UNUSABLE = (CompileError, ConfigError, LaunchError, ProblemError)
+"""Makes a plan with a config, or nothing where it is only asked whether it could; raises one of `UNUSABLE`."""
+UNUSABLE = (CompileError, ConfigError, LaunchError, ProblemError)
+"""What keeps a config from running."""
 
 
 class Dispatcher:
@@ -191,7 +192,7 @@ class Dispatcher:
                         _refuse_illegal(problem, entry.config, device)
                     else:
                         plan = make(entry.config)
-                except _UNUSABLE as error:
+                except UNUSABLE as error:
                     reason = str(error)
                 else:
                     return self._decided(source, entry, device, loses), plan
@@ -200,7 +201,7 @@ class Dispatcher:
         for why, config, name in self._stand_ins(problem, device):
             try:
                 return Choice("own", why, problem, config, name), make(config)
-            except _UNUSABLE as error:
+            except UNUSABLE as error:
                 passed_over.append(f"{why}, but {error}")
         return Choice("cublas", "; ".join(passed_over) or "no bundle in force has a config for it", problem), None
 

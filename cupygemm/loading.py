@@ -130,7 +130,7 @@ class Kernels:
     def _see_to_it(self, problem: Problem, spec: KernelSpec, config: KernelConfig, index: int) -> None:
         """Comes back where loading takes no compiling, or cannot be done; else it has it compiled, and says so."""
         with self._lock:
-            job = self._jobs.get(_cubin(spec, config))
+            job = self._jobs.get(cubin_key(spec, config))
         if job is None:
             if illegal_reason(config, spec, driver.device_spec(index)) is not None or _takes_no_time(spec, config):
                 return
@@ -144,13 +144,13 @@ class Kernels:
     def _start(self, problem: Problem, spec: KernelSpec, config: KernelConfig) -> Job | None:
         """The job that compiles a kernel; None where there can be no thread for it, as when the process is ending."""
         with self._lock:
-            job = self._jobs.get(_cubin(spec, config))
+            job = self._jobs.get(cubin_key(spec, config))
             if job is not None:
                 return job
             job = Job()
             if not self._background.submit(lambda: self._run(job, problem, spec, config)):
                 return None
-            self._jobs[_cubin(spec, config)] = job
+            self._jobs[cubin_key(spec, config)] = job
         return job
 
     def _run(self, job: Job, problem: Problem, spec: KernelSpec, config: KernelConfig) -> None:
@@ -169,7 +169,7 @@ class Kernels:
 
     def _capture_words(self, problem: Problem, spec: KernelSpec, config: KernelConfig) -> str:
         with self._lock:
-            job = self._jobs.get(_cubin(spec, config))
+            job = self._jobs.get(cubin_key(spec, config))
         state = "is not loaded" if job is None or job.is_over else "is still being compiled in the background"
         return (
             f"{problem}: its kernel {state}, and a CUDA graph is being captured: before the capture call matmul once "
@@ -178,10 +178,10 @@ class Kernels:
 
     def _lock_of(self, spec: KernelSpec, config: KernelConfig) -> threading.RLock:
         with self._lock:
-            return self._cubin_locks.setdefault(_cubin(spec, config), threading.RLock())
+            return self._cubin_locks.setdefault(cubin_key(spec, config), threading.RLock())
 
 
-def _cubin(spec: KernelSpec, config: KernelConfig) -> Any:
+def cubin_key(spec: KernelSpec, config: KernelConfig) -> tuple[Any, ...]:
     """What kernels have in common that are one cubin: not what a config tells at launch."""
     return spec, tuple(config.compiled().values())
 

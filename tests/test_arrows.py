@@ -21,7 +21,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "cupygemm"
 
 ARROWS = {
-    "": "api environment patching",
+    "": "api environment patching warming",
     "__main__": "cli",
     "api": "planned text",
     "atomic": "",
@@ -35,7 +35,7 @@ ARROWS = {
     "checks": "",
     "choice": "bundle text",
     "cli": "commands.bench commands.bundle commands.cache commands.doctor commands.explain commands.export "
-    "commands.record commands.report commands.train commands.tune",
+    "commands.record commands.report commands.train commands.tune commands.warmup",
     "commands": "",
     "commands.bench": "commands.bench_run commands.options suites",
     "commands.bench_run": "benchmark commands.bench_view dispatch gpu_lock plot provenance",
@@ -59,6 +59,8 @@ ARROWS = {
     "commands.tune_run": "commands.tune_view search.gpu_target search.outcome search.seeds search.store",
     "commands.tune_view": "commands.view search.tune text",
     "commands.view": "",
+    "commands.warmup": "commands.options commands.warmup_run",
+    "commands.warmup_run": "warming",
     "comparison_report": "blocks",
     "compiler": "atomic kernel_cache kernel_source",
     "config": "problem",
@@ -165,6 +167,7 @@ ARROWS = {
     "unfused": "cublas elementwise problem",
     "validation": "",
     "verify": "operands problem",
+    "warming": "api bundle_check",
 }
 
 ANYWHERE = {"dtypes", "epilogue", "problem", "device", "config", "legality", "search.space", "bundle", "plain_yaml"}

@@ -33,6 +33,7 @@ PUBLIC = {
     "plan",
     "show_config",
     "use",
+    "warmup",
 }
 
 WITHOUT_GPU_LIBRARIES = """

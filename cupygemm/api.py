@@ -55,8 +55,9 @@ def matmul(
     in the same launch, in float32 and rounded once. Where no own kernel runs it is cuBLAS's product, rounded to the
     operands' dtype unless the result is float32, and one kernel more.
 
-    Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they have been called
-    before. All runs on the device of the operands, also where another is current, on that device's current stream.
+    Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they are loaded: by a
+    call before, `plan` or `warmup`. All runs on the device of the operands, also where another is current, on that
+    device's current stream.
 
     Args:
         a: [m, k], [k] or […, m, k].
@@ -84,6 +85,7 @@ def matmul(
         CaptureError: a CUDA graph is being captured, and this call would compile, needs cuBLAS, or needs an array
             beside `out`.
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
+        SettingError: CUPYGEMM_COMPILE is not what it may be.
         LaunchError: CuPy is not installed.
     """
     # Spelt out and by identity, since every call passes here.
@@ -138,7 +140,7 @@ def plan(
 
     Raises:
         CaptureError: a CUDA graph is being captured, and the kernel is not loaded.
-        ValueError, TypeError, ProblemError, BundleError, LaunchError: as `matmul`.
+        ValueError, TypeError, ProblemError, BundleError, SettingError, LaunchError: as `matmul`.
     """
     terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
     with _device_of(a, b), compiling_at_once():
@@ -162,9 +164,11 @@ def explain(
 ) -> Choice:
     """What `matmul` would run with these arguments, and why; it compiles and loads the kernel, and launches nothing.
 
+    Where CUPYGEMM_COMPILE says "background" it begins to compile the kernel, and tells what has become of it.
+
     Raises:
         CaptureError: a CUDA graph is being captured, and the kernel is not loaded.
-        ValueError, TypeError, ProblemError, BundleError: as `matmul`.
+        ValueError, TypeError, ProblemError, BundleError, SettingError: as `matmul`.
         LaunchError: CuPy is not installed.
     """
     terms = Terms(bias, activation, residual, alpha, beta, out_dtype)

@@ -58,4 +58,9 @@ class Background:
                     self._running -= 1
                     return
                 job = self._jobs.popleft()
-            job()
+            try:
+                job()
+            except BaseException:
+                with self._lock:
+                    self._running -= 1
+                raise

@@ -17,7 +17,7 @@ from cupygemm.loading import compiling_at_once
 from cupygemm.planned import MatmulPlan
 from cupygemm.product import decide, run, without_defaults
 from cupygemm.repeats import Repeats
-from cupygemm.terms import NO_TERMS, Terms, is_one
+from cupygemm.terms import NO_TERMS, Terms, is_one, read_terms
 from cupygemm.text import count
 
 _dispatcher = Dispatcher(may_wait=True)
@@ -70,7 +70,8 @@ def matmul(
         activation: "relu", "gelu" (by the error function), "gelu_tanh" (its usual approximation) or "silu".
         residual: an array that broadcasts to the result; it may be `out` itself. Own kernels take one of the result's
             shape and dtype.
-        alpha, beta: factors of the product and of the residual: numbers. Without a residual beta is 1.
+        alpha, beta: factors of the product and of the residual: numbers. Without a residual beta is 1. A residual times
+            0 is not read.
         out_dtype: of the result; by default that of `out`, or of the operands. With `out` it is that of `out`.
         **options: of `cupy.matmul`, without any of the above. With dtype=float32, the product of 16-bit operands is
             left in float32 and never rounded to 16 bits, whatever runs. All others, unless at their defaults, are left
@@ -92,7 +93,7 @@ def matmul(
     # Spelt out and by identity, since every call passes here.
     beside = bias is not None or activation is not None or residual is not None or out_dtype is not None
     plain = not beside and (alpha is _ONE or is_one(alpha)) and (beta is _ONE or is_one(beta))
-    terms = NO_TERMS if plain else Terms(bias, activation, residual, alpha, beta, out_dtype)
+    terms = NO_TERMS if plain else read_terms(bias, activation, residual, alpha, beta, out_dtype)
     if not options:
         result = (
             _repeats.answer(_dispatcher, a, b, out)
@@ -108,6 +109,8 @@ def matmul(
         result = run(decision, a, b, given, left, terms)
         if decision.own is not None and not options:
             _repeats.learn(generation, a, b, out, result, decision.own, terms)
+        elif plain and out is None and not options:
+            _repeats.learn_cupys(generation, a, b)
         return result
 
 
@@ -130,8 +133,7 @@ def plan(
         multiply(a, b, out, bias=bias)  # or other arrays of the same shapes, strides and dtypes
 
     It compiles and loads the kernel, whatever CUPYGEMM_COMPILE says, and launches nothing, so that a CUDA graph can be
-    captured with the plan at once.
-    What is in force now stays in force for the plan.
+    captured with the plan at once. What is in force now stays in force for the plan.
 
     Args:
         a, b, out, bias, residual: arrays of the shapes, strides and dtypes that the plan will be called with; of their
@@ -144,7 +146,11 @@ def plan(
         ValueError, TypeError, ProblemError, BundleError, SettingError, LaunchError: as `matmul`.
     """
     terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
+    out, _ = _usual(out, {})
     with _device_of(a, b), compiling_at_once():
+        for name, array in (("a", a), ("b", b), ("out", out)):
+            if not isinstance(array, driver.cupy().ndarray) and (name != "out" or array is not None):
+                raise TypeError(f"plan: {name} is {_kind(array)}: CuPy arrays are needed")
         decision = decide(_dispatcher, a, b, out, {}, terms)
         return MatmulPlan(decision, a, b, out, terms, matmul)
 
@@ -172,7 +178,7 @@ def explain(
         ValueError, TypeError, ProblemError, BundleError, SettingError: as `matmul`.
         LaunchError: CuPy is not installed.
     """
-    terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
+    terms = read_terms(bias, activation, residual, alpha, beta, out_dtype)
     with _device_of(a, b):
         given, left = _usual(out, options)
         return decide(_dispatcher, a, b, given, left, terms).choice

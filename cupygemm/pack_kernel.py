@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 from cupygemm import compiler, driver
-from cupygemm.errors import LaunchError
+from cupygemm.errors import CompileError, CupygemmError, LaunchError
 from cupygemm.raster import Divisor
 
 PAGE, ENTRY = "pack.cuh", "pack_kernel"
@@ -76,8 +76,8 @@ class PackKernel:
         self._kernel((sum(blocks),), (THREADS,), (pointer,), shared_mem=0)
 
 
-_loaded: dict[int, PackKernel] = {}
-"""By device."""
+_loaded: dict[int, PackKernel | CupygemmError] = {}
+"""By device: the kernel, or why it cannot be had, which is found out once."""
 
 
 def is_loaded(index: int) -> bool:
@@ -93,5 +93,11 @@ def pack_kernel(index: int) -> PackKernel:
     """
     if index not in _loaded:
         # Two threads may both load it; the one that comes second does no harm.
-        _loaded[index] = PackKernel(index)
-    return _loaded[index]
+        try:
+            _loaded[index] = PackKernel(index)
+        except (CompileError, LaunchError) as error:
+            _loaded[index] = error
+    found = _loaded[index]
+    if isinstance(found, CupygemmError):
+        raise found
+    return found

@@ -173,9 +173,14 @@ class Packing:
         pack_kernel(self._device)(launched)
         return places
 
-    def copied(self, a: Any, b: Any, buffer: Any) -> tuple[Any, Any]:
-        """a and b as a `Plan` takes them once they are in the buffer; nothing is queued."""
-        places = self._places(a.data.ptr, b.data.ptr, buffer.data.ptr)
+    def copied(self, a: Any, b: Any, buffer: Any = None) -> tuple[Any, Any]:
+        """a and b as a `Plan` takes them once they are in the buffer; nothing is queued.
+
+        Args:
+            buffer: None for one that is still to come, where only how they lie matters.
+        """
+        start = BUFFER_ALIGNMENT if buffer is None else buffer.data.ptr
+        places = self._places(a.data.ptr, b.data.ptr, start)
         left, right = (
             each if copy is None else Stack(copy.shape, copy.strides, each.dtype, _Place(place, buffer), each.device)
             for each, copy, place in zip((a, b), self.copies, places, strict=True)

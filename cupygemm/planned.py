@@ -41,7 +41,8 @@ class MatmulPlan:
         self._multiply = multiply
         self._ndarray = cupy.ndarray
         self._factors = terms.factors
-        self._fixed = {name: getattr(terms, name) for name in ("activation", "out_dtype")}
+        out_dtype = out.dtype if terms.any() and out is not None else terms.out_dtype
+        self._fixed = {"activation": terms.activation, "out_dtype": out_dtype}
         self._operands = (*_layout(a), *_layout(b))
         self._bias, self._residual = _layout(terms.bias), _layout(terms.residual)
         self._device = a.device
@@ -51,8 +52,8 @@ class MatmulPlan:
         if out is None and own is not None:
             result = cupy.empty(own.posed.shape, own.dtype)
         self._result = _layout(result)
-        # A new array is one that lies as the planned one does.
-        self._may_be_new = out is None or out.flags.c_contiguous
+        # A new array lies as `out` did, and is of its dtype, where a kernel was to write straight into that.
+        self._may_be_new = out is None or (own is not None and own.detour is None and out.flags.c_contiguous)
         self._repeats: _PerThread | None = None
         if own is not None and own.detour is None:
             try:
@@ -117,7 +118,9 @@ class MatmulPlan:
         given = self._factors
         alpha, beta = given[0] if alpha is None else alpha, given[1] if beta is None else beta
         with self._device if self._several_devices else nullcontext():
-            if self._repeats is not None and isinstance(alpha, float | int) and isinstance(beta, float | int):
+            numbers = isinstance(alpha, float | int) and isinstance(beta, float | int)
+            # A residual times 0 is not read, which is another kernel.
+            if self._repeats is not None and numbers and (residual is None or beta != 0):
                 repeat = self._repeats.repeat
                 if self._plain_now(alpha, beta):
                     result = repeat(a, b, out)
@@ -142,6 +145,8 @@ class MatmulPlan:
             self._check_array("out", out, self._result)
         elif out is None and not self._may_be_new:
             raise ProblemError(f"the plan was made with an out {_words(self._result)}: give one, or make another plan")
+        if self._residual is None and beta not in (None, 1):
+            raise ProblemError(f"beta is {beta}, and the plan was made without a residual")
         if not self._scales and not (alpha in (None, 1) and beta in (None, 1)):
             raise ProblemError("the plan was made without factors: give alpha or beta to plan(), then others to it")
 

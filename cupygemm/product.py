@@ -271,9 +271,15 @@ def run(decision: Decision, a: Any, b: Any, out: Any, options: dict[str, Any], t
         CaptureError: a CUDA graph is being captured, and CuPy would call cuBLAS or the product be copied to `out`.
         LaunchError: the driver refused the launch.
     """
-    if decision.own is not None:
-        return _launch(decision.own, out, terms)
     reason = decision.choice.reason
+    if decision.own is not None:
+        try:
+            return _launch(decision.own, out, terms)
+        except MemoryError as error:
+            if decision.own.packing is None:
+                raise
+            # CuPy reads what lies without gaps where it lies, however slowly.
+            reason = f"no memory for copies: {error}"
     if not terms.any():
         if needs_cublas(a, b) and is_capturing():
             raise CaptureError(f"cupy.matmul cannot be captured in a CUDA graph, and no own kernel runs: {reason}")

@@ -16,8 +16,10 @@ from cupygemm import driver
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.copies import ITEM_BYTES
 from cupygemm.dispatch import Dispatcher
+from cupygemm.dtypes import OPERAND_DTYPES
 from cupygemm.epilogue_terms import pair_alignment
 from cupygemm.errors import LaunchError
+from cupygemm.fallback import cupy_matmul
 from cupygemm.loading import is_capturing
 from cupygemm.posing import bounds
 from cupygemm.prepared import Prepared
@@ -83,7 +85,7 @@ class Repeat:
         """
         result = self._empty(self.shape, self.dtype) if out is None else out
         a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
-        if (a_place | b_place | place) % TMA_ALIGNMENT:
+        if (a_place | b_place | place) % TMA_ALIGNMENT or self._launch.is_busy:
             return None
         if out is not None and (self._a[0] < place - a_place < self._a[1] or self._b[0] < place - b_place < self._b[1]):
             return None
@@ -101,7 +103,7 @@ class Repeat:
         """
         result = self._empty(self.shape, self.dtype) if out is None else out
         a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
-        if (a_place | b_place | place) % TMA_ALIGNMENT:
+        if (a_place | b_place | place) % TMA_ALIGNMENT or self._launch.is_busy:
             return None
         places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
         if places is None:
@@ -134,12 +136,11 @@ class PackedRepeat(Repeat):
     def _read(self, own: Own) -> tuple[Any, Any]:
         assert own.packing is not None
         self._packing = own.packing
-        buffer = driver.cupy().empty(own.packing.buffer_bytes, "uint8")
         # What is not copied is read by TMA.
         self._a_alignment, self._b_alignment = (
             TMA_ALIGNMENT if each is None else ITEM_BYTES for each in own.packing.copies
         )
-        return own.packing.copied(own.posed.a, own.posed.b, buffer)
+        return own.packing.copied(own.posed.a, own.posed.b)
 
     def __call__(self, a: Any, b: Any, out: Any) -> Any:
         return self.with_terms(a, b, out, NO_TERMS)
@@ -150,12 +151,16 @@ class PackedRepeat(Repeat):
             return None
         if self._packing.by_addresses_alone and not (a_place | b_place) % TMA_ALIGNMENT:
             return None
-        result = self._empty(self.shape, self.dtype) if out is None else out
+        try:
+            result = self._empty(self.shape, self.dtype) if out is None else out
+            buffer = self._empty(self._packing.buffer_bytes, "uint8")
+        except MemoryError:
+            # Perhaps there is enough for `cupy.matmul`.
+            return None
         place = result.data.ptr
         places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
-        if places is None or place % TMA_ALIGNMENT:
+        if places is None or place % TMA_ALIGNMENT or self._launch.is_busy:
             return None
-        buffer = self._empty(self._packing.buffer_bytes, "uint8")
         left, right = self._packing.queue(a_place, b_place, buffer.data.ptr)
         self._launch.with_terms(left, right, place, self._stream().ptr, *places, *terms.factors)
         return result
@@ -176,7 +181,7 @@ class SlicedRepeat(Repeat):
     def with_terms(self, a: Any, b: Any, out: Any, terms: Terms) -> Any:
         result = self._empty(self.shape, self.dtype) if out is None else out
         a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
-        if (a_place | b_place | place) % TMA_ALIGNMENT:
+        if (a_place | b_place | place) % TMA_ALIGNMENT or self._launch.is_busy:
             return None
         places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
         if places is None:
@@ -187,6 +192,14 @@ class SlicedRepeat(Repeat):
             here = a_place + of_a, b_place + of_b, place + of_out
             self._launch.with_terms(*here, stream, bias, beside, *terms.factors)
         return result
+
+
+class CupysRepeat:
+    """A call that is `cupy.matmul`'s whatever lies where: of dtypes that no own kernel takes, into a new array."""
+
+    def __call__(self, a: Any, b: Any, out: Any) -> Any:
+        """The product, or None while a CUDA graph is captured."""
+        return None if is_capturing() else cupy_matmul()(a, b)
 
 
 def repeat_of(a: Any, b: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> Repeat:
@@ -283,6 +296,24 @@ class Repeats:
             calls.clear()
         calls[key] = call
 
+    def learn_cupys(self, generation: int, a: Any, b: Any) -> None:
+        """Remembers that `cupy.matmul` answers calls like this one, if their dtypes alone say so.
+
+        Args:
+            generation: as of `learn`.
+            a, b: as of `matmul`, without `out`, terms and options.
+        """
+        known = self._threads
+        if known.dispatcher is None or not generation == known.generation == known.dispatcher.generation:
+            return
+        known.begin()
+        key = known.key(a, b, None)
+        if key is None or not {a.dtype.name, b.dtype.name}.isdisjoint(OPERAND_DTYPES):
+            return
+        if len(known.calls) >= MOST:
+            known.calls.clear()
+        known.calls[key] = CupysRepeat()
+
 
 class _Threads(threading.local):
     """What the thread at hand knows.
@@ -297,7 +328,7 @@ class _Threads(threading.local):
     def __init__(self) -> None:
         self.dispatcher: Dispatcher | None = None
         self.generation = 0
-        self.calls: dict[Any, Repeat] = {}
+        self.calls: dict[Any, Any] = {}
         self.packed: dict[Any, Repeat] = {}
         self.ndarray: Any = None
         self._current: Any = None

@@ -50,6 +50,13 @@ class Terms(NamedTuple):
 NO_TERMS = Terms()
 
 
+def read_terms(bias: Any, activation: Any, residual: Any, alpha: Any, beta: Any, out_dtype: Any) -> Terms:
+    """The terms of a call: a residual times 0 is none, as in BLAS, whatever it holds."""
+    if residual is not None and isinstance(beta, Real) and beta == 0:
+        return Terms(bias, activation, None, alpha, 1.0, residual.dtype if out_dtype is None else out_dtype)
+    return Terms(bias, activation, residual, alpha, beta, out_dtype)
+
+
 def check(a: Any, b: Any, out: Any, terms: Terms) -> None:
     """Refuses what makes no product with an epilogue, whoever computes it.
 

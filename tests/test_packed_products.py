@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api, product
+from cupygemm import api, compiler, driver, product
 from cupygemm.errors import CaptureError, LaunchError
 from cupygemm.problem import Problem
 from tests.fake_gpu import FakeGpu
@@ -170,3 +170,40 @@ def test_without_a_config_nothing_is_copied(gpu: FakeGpu) -> None:
     assert choice.kernel == "cublas"
     assert "TMA cannot copy a: rows are 34 bytes apart" in choice.reason
     assert "with a copy: no bundle in force" in choice.reason
+
+
+def test_where_memory_for_copies_is_short_it_is_cupys(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = draw(gpu)
+    cupy, short = driver.cupy(), []
+
+    def empty(shape: Any, dtype: Any = np.float64) -> Any:
+        if short and np.dtype(dtype) == np.uint8:
+            raise MemoryError("out of memory")
+        return gpu.empty(shape, dtype)
+
+    cupy.empty = empty
+    monkeypatch.setattr(driver, "cupy", lambda: cupy)
+    with cupygemm.use(bundle_of(ODD, config=DIRECT)):
+        short.append(True)
+        np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
+        short.clear()
+        cupygemm.matmul(a, b)
+        short.append(True)
+        np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
+    assert (len(gpu.packed), len(gpu.fallbacks)) == (1, 2)
+
+
+def test_a_kernel_that_cannot_be_had_is_tried_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = draw(gpu)
+    tried: list[bool] = []
+
+    def refused(*told: Any) -> Any:
+        tried.append(True)
+        raise LaunchError("no cache")
+
+    monkeypatch.setattr("cupygemm.pack_kernel._loaded", {})
+    monkeypatch.setattr(compiler, "compile_page", refused)
+    with cupygemm.use(bundle_of(ODD, config=DIRECT)):
+        for _ in range(3):
+            np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
+    assert (len(tried), len(gpu.fallbacks)) == (1, 3)

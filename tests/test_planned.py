@@ -207,3 +207,50 @@ def test_a_plan_is_captured_at_once(gpu: FakeGpu) -> None:
         with pytest.raises(CaptureError):
             cupygemm.plan(stored(gpu, (24, 16), dtype="bfloat16"), stored(gpu, (16, 48), dtype="bfloat16"))
         gpu.stream.end_capture()
+
+
+def test_a_new_array_is_of_the_planned_dtype(gpu: FakeGpu) -> None:
+    """Whichever way a call goes: as planned, or by matmul because of an address."""
+    a, b = draw(gpu, 1)
+    off = gpu.empty(24 * 16 + 8, np.float16)[4:388].reshape(24, 16)
+    off[...] = a
+    wide = gpu.empty((24, 40), np.float32)
+    fused = Problem(24, 40, 16, out_dtype="float32", epilogue="relu")
+    for bundle in (bundle_of(fused), bundle_of()):
+        with cupygemm.use(bundle):
+            plan = cupygemm.plan(a, b, wide, activation="relu")
+            for left in (a, off):
+                if plan.choice.kernel == "own":
+                    assert plan(left, b).dtype == np.float32
+                assert plan(left, b, wide) is wide
+                np.testing.assert_array_equal(plain(wide), np.maximum(right(a, b), 0))
+    with cupygemm.use(bundle_of(PROBLEM)):
+        plan = cupygemm.plan(a, b, wide)
+        with pytest.raises(ProblemError, match="give one"):
+            plan(a, b)
+        assert plan(a, b, wide) is wide
+
+
+def test_a_residual_times_nothing_is_not_read(gpu: FakeGpu) -> None:
+    a, b = draw(gpu, 1)
+    residual = gpu.empty((24, 40), np.float16)  # NaN
+    bias = stored(gpu, (1, 40))[0]
+    terms = {"bias": bias, "residual": residual}
+    with cupygemm.use(bundle_of(*(Problem(24, 40, 16, epilogue=each) for each in ("bias_n", "bias_n+residual")))):
+        plan = cupygemm.plan(a, b, **terms)
+        for _ in range(2):
+            for call in (cupygemm.matmul, plan):
+                np.testing.assert_array_equal(plain(call(a, b, **terms, beta=0)), right(a, b) + plain(bias))
+    np.testing.assert_array_equal(plain(cupygemm.matmul(a, b, **terms, beta=0.0)), right(a, b) + plain(bias))
+
+
+def test_what_is_no_array_makes_no_plan(gpu: FakeGpu) -> None:
+    a, b = draw(gpu, 1)
+    for operands in (([[1.0]], b), (np.ones((24, 16), np.float16), b), (a, b, [1.0])):
+        with pytest.raises(TypeError, match="CuPy arrays are needed"):
+            cupygemm.plan(*operands)
+    out = gpu.empty((24, 40), np.float16)
+    with cupygemm.use(bundle_of(PROBLEM)):
+        assert cupygemm.plan(a, b, (out,))(a, b, out) is out
+        with pytest.raises(ProblemError, match="without a residual"):
+            cupygemm.plan(a, b, activation="relu")(a, b, beta=3.0)

@@ -11,6 +11,7 @@ import pytest
 import cupygemm
 from cupygemm import api, prepared
 from cupygemm.device import H200
+from cupygemm.errors import CaptureError
 from cupygemm.problem import Problem
 from cupygemm.repeats import MOST, Repeats
 from tests.fake_gpu import FakeDevice, FakeGpu
@@ -286,3 +287,47 @@ def test_epilogues_that_differ_are_decided_anew(gpu: FakeGpu, decided: list[Any]
     assert 6 <= len(decided) <= 8
     with cupygemm.use(bundle_of(*problems)), pytest.raises(ValueError, match="no residual"):
         cupygemm.matmul(a, b, bias=bias, beta=2.0)
+
+
+def test_a_handler_that_multiplies_meanwhile_spoils_nothing(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the writing of addresses and the launch, in the same thread: a signal handler, say, or a finalizer."""
+    repeats = Repeats()
+    monkeypatch.setattr(api, "_repeats", repeats)
+    inner: list[Any] = []
+    other = draw(gpu, 50)
+
+    class Interrupting:
+        def __init__(self, place: Any) -> None:
+            self.place = place
+
+        def _put(self, value: int) -> None:
+            self.place.value = value
+            if armed:
+                armed.clear()
+                inner.append(cupygemm.matmul(*other))
+
+        value = property(None, _put)
+
+    armed: list[bool] = []
+    with cupygemm.use(bundle_of(PROBLEM)):
+        cupygemm.matmul(*draw(gpu, 1))
+        (call,) = repeats._threads.calls.values()
+        call._launch._map_b = Interrupting(call._launch._map_b)
+        a, b = draw(gpu, 7)
+        armed.append(True)
+        np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
+    np.testing.assert_array_equal(plain(inner[0]), right(*other))
+
+
+def test_other_dtypes_are_cupys_at_once(gpu: FakeGpu, decided: list[Any]) -> None:
+    a, b = gpu.empty((4, 5), np.float32), gpu.empty((5, 6), np.float32)
+    a[...], b[...] = 2, 3
+    for _ in range(3):
+        np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
+    assert (len(decided), len(gpu.fallbacks)) == (1, 3)
+    cupygemm.matmul(a, b, out=gpu.empty((4, 6), np.float32))
+    assert len(decided) == 2
+    gpu.stream.begin_capture()
+    with pytest.raises(CaptureError):
+        cupygemm.matmul(a, b)
+    gpu.stream.end_capture()

@@ -67,6 +67,15 @@ class InForce:
         """Takes a bundle out again; one that is no longer in force is ignored."""
         self._sources = [source for source in self._named() if source is not token]
 
+    def ships(self) -> bool:
+        """Whether what comes with the package is asked, after all else.
+
+        Raises:
+            BundleError: as `push`.
+        """
+        self._named()
+        return self._ships
+
     def sources(self) -> list[Source]:
         """All of them, read.
 

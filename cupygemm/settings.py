@@ -3,6 +3,7 @@
 CUPYGEMM_CACHE_DIR   where compiled kernels are kept (default: the user's cache folder)
 CUPYGEMM_DATA_DIR    where the trial store is kept (default: the user's data folder)
 CUPYGEMM_BUNDLE      a YAML bundle that `matmul` asks before the shipped one; "none" for neither
+CUPYGEMM_UNSEEN      "off": cuBLAS multiplies what no bundle has a config for
 CUPYGEMM_COMMIT      the commit that recorded results name, where there is no git history
 
 docs/environment.md tells more of them, and of those that only tests read.
@@ -17,6 +18,9 @@ from platformdirs import user_cache_path, user_data_path
 
 NO_BUNDLE = "none"
 """What CUPYGEMM_BUNDLE says where not even the shipped bundle is wanted; a file of that name is written ./none."""
+
+OFF = "off"
+"""What CUPYGEMM_UNSEEN says where nothing is to be expected of shapes that no bundle has."""
 
 _OTHERS = ("CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUPY_ACCELERATORS", "CUPY_CACHE_DIR", "CUPY_TF32")
 """What else decides what is found and what runs here."""
@@ -48,6 +52,11 @@ def bundle_path() -> Path | None:
 def shipped_in_force() -> bool:
     """Whether the bundle of the package is asked."""
     return os.environ.get("CUPYGEMM_BUNDLE") != NO_BUNDLE
+
+
+def unseen_in_force() -> bool:
+    """Whether own kernels may run that are only expected to be faster."""
+    return (os.environ.get("CUPYGEMM_UNSEEN") or "").lower() != OFF
 
 
 def commit() -> str | None:

@@ -22,6 +22,8 @@ class Foresight:
         self._lock = threading.Lock()
         self._logged: set[str] = set()
         self._is_damaged = False
+        # Where copies are weighed a problem is asked about twice, one time after the other.
+        self._last: tuple[Problem, DeviceSpec, Prediction | None] | None = None
 
     def predict(self, problem: Problem, device: DeviceSpec) -> Prediction | None:
         """What is expected of a problem; None where nothing is known of its kind, or nothing is to be expected."""
@@ -31,7 +33,10 @@ class Foresight:
         remark = forecast.elsewhere(device)
         if remark is not None:
             self._log_once(f"what is expected of shapes that no bundle has was {remark}")
-        return forecast.predict(problem, device)
+        last = self._last
+        if last is None or last[:2] != (problem, device):
+            last = self._last = problem, device, forecast.predict(problem, device)
+        return last[2]
 
     def remark(self, device: DeviceSpec) -> str:
         """What to add to a reason where another GPU was surveyed."""

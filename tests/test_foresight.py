@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import forecast, foresight
-from cupygemm.device import H200
+from cupygemm import foresight
+from cupygemm.device import H200, DeviceSpec
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, CaptureError
-from cupygemm.forecast import LEAST, MARGIN, Prediction
+from cupygemm.forecast import LEAST, MARGIN, Forecast, Prediction
 from cupygemm.foresight import Foresight
 from cupygemm.in_force import shipped_bundle
 from cupygemm.problem import Problem
@@ -167,5 +167,17 @@ def test_a_decision_takes_little_time_and_is_made_once(gpu: FakeGpu, monkeypatch
     assert asked == [PROBLEM]
 
 
-def test_the_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert forecast.shipped_forecast() is forecast.shipped_forecast()
+def test_the_same_question_again_is_not_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Problem] = []
+    predict = Forecast.predict
+
+    def counting(self: Forecast, problem: Problem, device: DeviceSpec) -> Prediction | None:
+        asked.append(problem)
+        return predict(self, problem, device)
+
+    monkeypatch.setattr(Forecast, "predict", counting)
+    foreseeing, problems = Foresight(), [Problem(72, 72, 64), Problem(80, 72, 64)]
+    found = [foreseeing.predict(problem, H200) for problem in problems for _ in range(2)]
+    assert asked == problems
+    assert found[0] is found[1]
+    assert found[0] != found[2]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from cupygemm import driver
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CupygemmError
@@ -73,6 +74,8 @@ def without_gaps(bench: Bench, launch: Launch | None = None) -> Launch:
     """
     layout, run = bench.problem.layout, bench.cublas if launch is None else launch
     copies = {id(each.a): closed(each, layout) for each in bench.operands(ROTATED)}
+    # The bench launches on a stream of its own, which waits for no other.
+    driver.cupy().cuda.get_current_stream().synchronize()
 
     def launch_closed(operands: Operands) -> None:
         copy = copies.get(id(operands.a)) or closed(operands, layout)

@@ -12,11 +12,13 @@ construction.
 from __future__ import annotations
 
 import math
+import multiprocessing
 import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -34,7 +36,7 @@ from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dispatch import Dispatcher
-from cupygemm.errors import CupygemmError, VerificationError
+from cupygemm.errors import CompileError, CupygemmError, VerificationError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.measure import CUBLAS, WRONG_BASELINE, Bench, is_usable
 from cupygemm.names import ROTATED
@@ -127,12 +129,14 @@ def decision(dispatcher: Dispatcher, problem: Problem, device: DeviceSpec) -> Ch
 def compile_ahead(kernels: Sequence[tuple[Problem | None, KernelConfig | None]]) -> None:
     """Compiles into the cache what will be launched, in parallel."""
     wanted = {(KernelSpec.of(problem), config) for problem, config in kernels if problem and config}
-    with ProcessPoolExecutor() as pool:
+    # A forked process would inherit what CUDA has begun here.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile, wanted))
 
 
 def _compile(kernel: tuple[KernelSpec, KernelConfig]) -> None:
-    compile_kernel(*kernel)
+    with suppress(CompileError):  # which dispatch meets again, and says
+        compile_kernel(*kernel)
 
 
 def measured(problem: Problem, dispatcher: Dispatcher, device: int) -> Row:

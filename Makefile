@@ -52,7 +52,7 @@ test-gpu: .venv-gpu/ready
 bench: .venv-gpu/ready
 	PYTHON=.venv-gpu/bin/python bench/run_all.sh build/results
 
-# Hours on few cores; it goes on where it was ended. COMPARE="--tables FOLDER --jobs 16" says what and how.
+# Hours on few cores; it goes on where it was ended. COMPARE="--tables FOLDER --processes 16" says what and how.
 compare: .venv-compare/ready
 	.venv-compare/bin/python -m bench.compare $(COMPARE) -o build/compare.json --picture build/compare.svg
 

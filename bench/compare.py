@@ -6,22 +6,25 @@ Everybody searches the same points for the same times, and an evaluation is the 
 that is measured. What asking again and asking for illegal configs costs is none, for anybody; how the packages are
 run is in bench/comparison/. `random` is not run: its expectation is exact.
 
-Every search that ends is noted in the file of `--progress`: the same command goes on where it was ended, and does
-again only what a change of the tables, of a package or of our strategies has made stale. `--tables` names folders with
-tables of our own, which take the place of those of the package, or with cache files of Kernel Tuner, which come beside
-them; `--strategies` and `--only` choose. What is written is of the searches that are done of what was chosen: a
-strategy takes part in a group of tables with the seeds that all of its tables were searched with.
+Every search that ends is noted in the first file of `--progress`, seed by seed: the same command goes on where it was
+ended, and does again only what a change of the tables, of a package or of our strategies has made stale. What several
+machines did is put together by naming all their files. Policies that have not learnt from the family that is searched
+are trained first and kept in `--work`. `--tables` names folders with tables of our own, which take the place of those
+of the package, or with cache files of Kernel Tuner, which come beside them; `--strategies` and `--only` choose. What
+is written is of the searches that are done of what was chosen: a strategy takes part in a group of tables with the
+seeds that all of its tables were searched with.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +32,8 @@ from typing import Any, NamedTuple
 from rich.progress import MofNCompleteColumn
 from rich.progress import Progress as RichProgress
 
-from bench.comparison import contenders, picture, summary
-from bench.comparison.cases import Source, load, sources
+from bench.comparison import contenders, own, picture, policies, summary
+from bench.comparison.cases import RECORDED, Source, load, sources
 from bench.comparison.contenders import Outcome
 from bench.comparison.progress import Key, Progress
 from cupygemm import provenance
@@ -39,6 +42,12 @@ from cupygemm.results import COMPARISON_SCHEMA, write_results
 
 BUDGETS = (50, 150, 500)
 SEEDS = 30
+ONE_THREAD = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "JAX_PLATFORMS": "cpu",
+}
+"""The environment of the processes that search: a core each, and no GPU."""
 
 
 class Search(NamedTuple):
@@ -60,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not chosen:
         parser.error(f"--only {options.only}: no table has this in its path")
-    if options.jobs > 0:
+    if options.processes > 0:
+        os.environ.update(ONE_THREAD)
         _search(chosen, options)
     document = _document(chosen, options)
     if not document["groups"]:
@@ -79,9 +89,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--tables", nargs="+", type=Path, default=[], help="folders (default: those of the package)")
     parser.add_argument("--only", default="", help="search tables only whose path contains this")
-    parser.add_argument("--jobs", type=int, default=2, help="processes; 0 to write what is done and search nothing")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further search after so many")
-    parser.add_argument("--progress", type=Path, default=Path("build/compare/progress.jsonl"))
+    parser.add_argument("--processes", type=int, default=2, help="0 to write what is done and search nothing")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further search after so many")
+    parser.add_argument(
+        *("--progress",),
+        nargs="+",
+        type=Path,
+        default=[Path("build/compare/progress.jsonl")],
+        help="files of searches that are done; what is done now goes to the first",
+    )
+    parser.add_argument("--work", type=Path, default=Path("build/compare"), help="folder for policies and cache files")
     parser.add_argument("--commit", help="of the source, where there is no git history")
     parser.add_argument("--picture", type=Path, help="draw the scores: .svg, .png or .pdf")
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -90,35 +107,43 @@ def _parser() -> argparse.ArgumentParser:
 
 def _planned(chosen: Sequence[Source], options: argparse.Namespace) -> Iterator[Search]:
     """Seed by seed, so that what is ended early has few seeds of everything; a table at a time within."""
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
+    last = options.first_seed + options.seeds
+    for seed in range(options.first_seed, last):
         for source in chosen:
             for name in options.strategies:
-                if contenders.draws_lots(name) or seed == options.first_seed:
+                if contenders.applies(name, source.group) and seed in _seeds(name, source.group, options):
                     yield Search(source, _key(source, name, seed, options))
 
 
+def _seeds(name: str, group: str, options: argparse.Namespace) -> range:
+    """Those that make a difference."""
+    most = contenders.different_seeds(name, group)
+    return range(options.first_seed, options.first_seed + min(options.seeds, most or options.seeds))
+
+
 def _key(source: Source, name: str, seed: int, options: argparse.Namespace) -> Key:
-    seed = seed if contenders.draws_lots(name) else 0
-    return Key(source.digest, name, seed, max(options.budgets), contenders.version_of(name))
+    most = contenders.different_seeds(name, source.group)
+    return Key(source.digest, name, seed % most if most else seed, max(options.budgets), contenders.version_of(name))
 
 
 def _search(chosen: Sequence[Source], options: argparse.Namespace) -> None:
     """Makes the searches that are not done, and notes each as it ends."""
-    progress = Progress(options.progress)
+    progress = Progress(*options.progress)
     missing = [search for search in _planned(chosen, options) if search.key not in progress.done]
-    until = time.monotonic() + 60 * options.minutes
+    until = time.monotonic() + options.seconds
     with (
-        ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool,
+        ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool,
         RichProgress(*RichProgress.get_default_columns(), MofNCompleteColumn()) as shown,
     ):
+        _train(pool, shown, missing, options.work)
         task = shown.add_task("searching", total=len(missing))
         waiting = deque(missing)
         running: dict[Future[Outcome], Key] = {}
         while running or (waiting and time.monotonic() < until):
             # A few more than there are processes, so that none waits for this one.
-            while waiting and len(running) < 2 * options.jobs and time.monotonic() < until:
+            while waiting and len(running) < 2 * options.processes and time.monotonic() < until:
                 search = waiting.popleft()
-                running[pool.submit(_run, search, options.progress.parent)] = search.key
+                running[pool.submit(_run, search, options.work)] = search.key
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 key, error = running.pop(future), future.exception()
                 if error is None:
@@ -128,17 +153,35 @@ def _search(chosen: Sequence[Source], options: argparse.Namespace) -> None:
                 shown.advance(task)
 
 
+def _train(pool: ProcessPoolExecutor, shown: RichProgress, missing: Sequence[Search], work: Path) -> None:
+    """Trains the policies that searches need and that are not kept yet."""
+    ours = [search for search in missing if search.source.group == RECORDED]
+    needed = {(search.source.folder, own.options_of(search.key.strategy)) for search in ours}
+    wanted = [
+        training
+        for folder, options in needed
+        if options is not None
+        for training in policies.trainings(folder, options)
+        if not policies.path_of(training, work).exists()
+    ]
+    task = shown.add_task("training", total=len(wanted))
+    for future in as_completed([pool.submit(policies.policy, training, work) for training in wanted]):
+        future.result()
+        shown.advance(task)
+
+
 def _run(search: Search, work: Path) -> Outcome:
     return contenders.run(load(search.source), search.key.strategy, search.key.seed, search.key.budget, work)
 
 
 def _document(chosen: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
-    done = Progress(options.progress).done
+    done = Progress(*options.progress).done
     command = shlex.join(["python", "-m", "bench.compare", *sys.argv[1:]])
     groups = []
     for name in dict.fromkeys(source.group for source in chosen):
         members = [source for source in chosen if source.group == name]
-        searches = {each: _whole(members, each, done, options) for each in options.strategies}
+        able = [each for each in options.strategies if contenders.applies(each, name)]
+        searches = {each: _whole(members, each, done, options) for each in able}
         lacking = [each for each, by_seed in searches.items() if not by_seed]
         if lacking:
             sys.stderr.write(f"{name}: not run on all tables yet and left out: {', '.join(lacking)}\n")
@@ -162,8 +205,7 @@ def _whole(
 ) -> dict[int, dict[str, Outcome]]:
     """The searches of a strategy by seed and table, of the seeds that every table was searched with."""
     found = {}
-    last = options.first_seed + (options.seeds if contenders.draws_lots(name) else 1)
-    for seed in range(options.first_seed, last):
+    for seed in _seeds(name, members[0].group, options):
         keys = {load(member).name: _key(member, name, seed, options) for member in members}
         if all(key in done for key in keys.values()):
             found[seed] = {table: done[key] for table, key in keys.items()}

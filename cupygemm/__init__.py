@@ -29,11 +29,13 @@ if TYPE_CHECKING:
         FileError,
         LaunchError,
         ProblemError,
+        SettingError,
         VerificationError,
     )
     from cupygemm.patching import patch
     from cupygemm.planned import MatmulPlan
     from cupygemm.problem import Problem
+    from cupygemm.warming import warmup
 
 _MODULE_OF = {
     "Bundle": "bundle",
@@ -50,6 +52,7 @@ _MODULE_OF = {
     "MatmulPlan": "planned",
     "Problem": "problem",
     "ProblemError": "errors",
+    "SettingError": "errors",
     "VerificationError": "errors",
     "explain": "api",
     "matmul": "api",
@@ -57,6 +60,7 @@ _MODULE_OF = {
     "plan": "api",
     "show_config": "environment",
     "use": "api",
+    "warmup": "warming",
 }
 
 __all__ = [
@@ -74,6 +78,7 @@ __all__ = [
     "MatmulPlan",
     "Problem",
     "ProblemError",
+    "SettingError",
     "VerificationError",
     "__version__",
     "explain",
@@ -82,6 +87,7 @@ __all__ = [
     "plan",
     "show_config",
     "use",
+    "warmup",
 ]
 
 

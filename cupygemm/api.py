@@ -13,13 +13,14 @@ from cupygemm.bundle import Bundle
 from cupygemm.choice import Choice
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, LaunchError
+from cupygemm.loading import compiling_at_once
 from cupygemm.planned import MatmulPlan
 from cupygemm.product import decide, run, without_defaults
 from cupygemm.repeats import Repeats
 from cupygemm.terms import NO_TERMS, Terms, is_one
 from cupygemm.text import count
 
-_dispatcher = Dispatcher()
+_dispatcher = Dispatcher(may_wait=True)
 _repeats = Repeats()
 _ONE = 1.0
 """The default of alpha and beta, known by its identity."""
@@ -55,9 +56,9 @@ def matmul(
     in the same launch, in float32 and rounded once. Where no own kernel runs it is cuBLAS's product, rounded to the
     operands' dtype unless the result is float32, and one kernel more.
 
-    Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they have been called
-    before, if no operand is copied for them. All runs on the device of the operands, also where another is current, on
-    that device's current stream.
+    Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they are loaded (by a
+    call before, `plan` or `warmup`), if no operand is copied for them. All runs on the device of the operands, also
+    where another is current, on that device's current stream.
 
     Args:
         a: [m, k], [k] or […, m, k].
@@ -85,6 +86,7 @@ def matmul(
         CaptureError: a CUDA graph is being captured, and this call would compile, needs cuBLAS, or needs an array
             beside `out`.
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
+        SettingError: CUPYGEMM_COMPILE is not what it may be.
         LaunchError: CuPy is not installed.
     """
     # Spelt out and by identity, since every call passes here.
@@ -127,7 +129,8 @@ def plan(
         multiply = cupygemm.plan(a, b, out, bias=bias, activation="relu")
         multiply(a, b, out, bias=bias)  # or other arrays of the same shapes, strides and dtypes
 
-    It compiles and loads the kernel and launches nothing, so that a CUDA graph can be captured with the plan at once.
+    It compiles and loads the kernel, whatever CUPYGEMM_COMPILE says, and launches nothing, so that a CUDA graph can be
+    captured with the plan at once.
     What is in force now stays in force for the plan.
 
     Args:
@@ -138,10 +141,10 @@ def plan(
 
     Raises:
         CaptureError: a CUDA graph is being captured, and the kernel is not loaded.
-        ValueError, TypeError, ProblemError, BundleError, LaunchError: as `matmul`.
+        ValueError, TypeError, ProblemError, BundleError, SettingError, LaunchError: as `matmul`.
     """
     terms = Terms(bias, activation, residual, alpha, beta, out_dtype)
-    with _device_of(a, b):
+    with _device_of(a, b), compiling_at_once():
         decision = decide(_dispatcher, a, b, out, {}, terms)
         return MatmulPlan(decision, a, b, out, terms, matmul)
 
@@ -162,9 +165,11 @@ def explain(
 ) -> Choice:
     """What `matmul` would run with these arguments, and why; it compiles and loads the kernel, and launches nothing.
 
+    Where CUPYGEMM_COMPILE says "background" it begins to compile the kernel, and tells what has become of it.
+
     Raises:
         CaptureError: a CUDA graph is being captured, and the kernel is not loaded.
-        ValueError, TypeError, ProblemError, BundleError: as `matmul`.
+        ValueError, TypeError, ProblemError, BundleError, SettingError: as `matmul`.
         LaunchError: CuPy is not installed.
     """
     terms = Terms(bias, activation, residual, alpha, beta, out_dtype)

@@ -27,6 +27,7 @@ from cupygemm.commands.record import record_command
 from cupygemm.commands.report import report_command
 from cupygemm.commands.train import train_command
 from cupygemm.commands.tune import tune_command
+from cupygemm.commands.warmup import warmup_command
 from cupygemm.errors import CupygemmError, not_installed
 from cupygemm.names import SEARCH_PACKAGES
 from cupygemm.text import one_line
@@ -46,6 +47,7 @@ COMMANDS = (
     report_command,
     train_command,
     tune_command,
+    warmup_command,
 )
 
 

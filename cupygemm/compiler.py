@@ -166,6 +166,15 @@ def nvrtc_version() -> str:
     return "{}.{}".format(*_checked(nvrtc, nvrtc.nvrtcVersion()))
 
 
+def is_cached(spec: KernelSpec, config: KernelConfig) -> bool:
+    """Whether `compile_kernel` finds the kernel in the cache; one that is damaged there counts too.
+
+    Raises:
+        CompileError: NVRTC, by whose version kernels are kept, cannot be loaded.
+    """
+    return (kernel_cache.folder() / cache_key(spec, config)).with_suffix(".json").exists()
+
+
 def compile_program(name_expression: str, headers: Mapping[str, str], program: str = kernel_source.PROGRAM) -> Program:
     """Compiles one translation unit whose includes are all in `headers`; no file is read.
 

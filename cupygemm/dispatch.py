@@ -1,8 +1,8 @@
 """Which kernel runs a product: the bundles in force, the plans made so far, and the reason when it is cuBLAS.
 
 A problem is decided once; calls like one before are answered by `repeats`. Everything that may be slow (reading a
-bundle, compiling, loading a cubin) happens at the first call for a problem on a device, never while a CUDA graph is
-being captured.
+bundle, compiling, loading a cubin: `loading`) happens at the first call for a problem on a device, never while a CUDA
+graph is being captured.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from cupygemm.defaults import default_config
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES, OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE
-from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError, ProblemError
+from cupygemm.errors import CompileError, ConfigError, LaunchError, ProblemError
 from cupygemm.forecast import Prediction
 from cupygemm.foresight import Foresight
 from cupygemm.in_force import InForce, Source
-from cupygemm.kernel_plan import LoadedKernel, Plan, oversize_reason
+from cupygemm.kernel_plan import Plan, oversize_reason
 from cupygemm.legality import illegal_reason
+from cupygemm.loading import Job, Kernels, StillCompiling, is_capturing
 from cupygemm.placement import misaligned_reason, unstorable_reason
 from cupygemm.problem import Problem
 from cupygemm.stacks import Stack
@@ -36,50 +37,67 @@ from cupygemm.stacks import Stack
 log = logging.getLogger(__name__)
 
 Make = Callable[[KernelConfig], Plan | None]
-"""Makes a plan with a config, or nothing where it is only asked whether it could; raises one of `_UNUSABLE`."""
+"""Makes a plan with a config, or nothing where it is only asked whether it could; raises one of `UNUSABLE`."""
+UNUSABLE = (CompileError, ConfigError, LaunchError, ProblemError)
+"""What keeps a config from running."""
 _NO_CONFIG = "no bundle in force has a config for it"
-_UNUSABLE = (CompileError, ConfigError, LaunchError, ProblemError)
 
 
 class Dispatcher:
     """The state behind `matmul`: bundles, newest first, and a plan for each (problem, device) seen.
 
-    Safe from several threads: plans are made under a lock and read without one.
+    Safe from several threads. What is under the lock is brief: while one waits for a kernel, others decide and launch,
+    and bundles come and go.
 
     Attributes:
         generation: another number whenever bundles have come or gone.
+        kernels: those that are loaded, of whatever bundle.
     """
 
-    def __init__(self, only: Mapping[str, Bundle] | None = None, even_slower: bool = False) -> None:
+    def __init__(
+        self,
+        only: Mapping[str, Bundle] | None = None,
+        even_slower: bool = False,
+        kernels: Kernels | None = None,
+        may_wait: bool = False,
+    ) -> None:
         """Nothing is read or compiled yet.
 
         Args:
             only: bundles by name, the first one asked first, in place of the environment's and the shipped one.
             even_slower: whether a config runs that was measured to be slower than cuBLAS: for measuring it again.
+            kernels: of another dispatcher, which gets what is loaded here; None for its own.
+            may_wait: whether cuBLAS runs while a kernel is compiled, where CUPYGEMM_COMPILE says so. What measures
+                waits for the kernel.
         """
         self._lock = threading.RLock()
         self._in_force = InForce(only)
         self._even_slower = even_slower
         self._foresight = Foresight()
         self._chosen: dict[tuple[Problem, int, bool], tuple[Choice, Plan | None]] = {}
-        self._loaded: dict[tuple[KernelSpec, KernelConfig, int], LoadedKernel | CupygemmError] = {}
+        self._meanwhile: dict[tuple[Problem, int, bool], tuple[Choice, Job]] = {}
         self._logged: set[tuple[str, str]] = set()
+        self._passed_over: set[tuple[str, Problem, str]] = set()
+        self._may_wait = may_wait
+        self.kernels = kernels or Kernels()
         self.generation = 0
 
     def push(self, bundle: Bundle, name: str) -> object:
         """Puts a bundle before those in force; gives a token for `remove`."""
         with self._lock:
             source = self._in_force.push(bundle, name)
-            self._chosen = {}
-            self.generation += 1
+            self._forget()
         return source
 
     def remove(self, token: object) -> None:
         """Takes a bundle out again; one that is no longer in force is ignored."""
         with self._lock:
             self._in_force.remove(token)
-            self._chosen = {}
-            self.generation += 1
+            self._forget()
+
+    def _forget(self) -> None:
+        self._chosen, self._meanwhile, self._passed_over = {}, {}, set()
+        self.generation += 1
 
     def choose(
         self, a: Any, b: Any, out: Any = None, out_dtype: str | None = None, epilogue: str = NONE
@@ -92,6 +110,7 @@ class Dispatcher:
         Raises:
             CaptureError: a CUDA graph is being captured and the kernel is not loaded yet.
             BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
+            SettingError: CUPYGEMM_COMPILE is not what it may be.
         """
         problem = problem_of(a, b, out, out_dtype, epilogue)
         if isinstance(problem, str):
@@ -110,14 +129,27 @@ class Dispatcher:
                 the operands as they lie: how fast it is with such as TMA reads then decides nothing.
 
         Raises:
-            CaptureError: as `choose`.
-            BundleError: as `choose`.
+            CaptureError, BundleError, SettingError: as `choose`.
         """
         key = (problem, index, copied)
         with self._lock:
-            if key not in self._chosen:
-                self._chosen[key] = self._prepare(problem, index, copied)
-            return self._chosen[key]
+            known, meanwhile, generation = self._chosen.get(key), self._meanwhile.get(key), self.generation
+        if known is not None:
+            return known
+        may_wait = self._may_wait and self.kernels.may_wait(problem)
+        if meanwhile is not None and may_wait and not meanwhile[1].is_over and not is_capturing():
+            return meanwhile[0], None
+        try:
+            found = self._prepare(problem, index, may_wait, copied)
+        except StillCompiling as state:
+            choice = Choice("cublas", str(state), problem)
+            with self._lock:
+                if generation == self.generation:
+                    self._meanwhile[key] = choice, state.job
+            return choice, None
+        with self._lock:
+            # What was decided by bundles that have gone meanwhile holds for this call alone.
+            return self._chosen.setdefault(key, found) if generation == self.generation else found
 
     def predict(self, problem: Problem, device: DeviceSpec) -> Prediction | None:
         """What is expected of a problem that nobody has tuned; None where nothing is.
@@ -162,12 +194,11 @@ class Dispatcher:
         def refuse(config: KernelConfig) -> None:
             _refuse_illegal(problem, config, device)
 
-        with self._lock:
-            return self._first_that_works(problem, device, refuse, copied)[0]
+        return self._first_that_works(problem, device, refuse, copied)[0]
 
-    def _prepare(self, problem: Problem, index: int, copied: bool) -> tuple[Choice, Plan | None]:
+    def _prepare(self, problem: Problem, index: int, may_wait: bool, copied: bool) -> tuple[Choice, Plan | None]:
         def make(config: KernelConfig) -> Plan:
-            return Plan(problem, self._load(problem, config, index))
+            return Plan(problem, self.kernels.load(problem, config, index, may_wait))
 
         return self._first_that_works(problem, driver.device_spec(index), make, copied)
 
@@ -178,7 +209,7 @@ class Dispatcher:
         if not device.is_hopper:
             return Choice("cublas", f"{device.name} is not a Hopper GPU", problem), None
         passed_over: list[str] = []
-        for source, entry in self._in_force.entries(problem, device):
+        for source, entry in self._entries(problem, device):
             # What is measured of a stack is no way that CuPy goes, which is far slower.
             loses = entry.is_slower and not (self._even_slower or copied) and problem.batch == 1
             reason = source.bundle.mismatch(device)
@@ -189,16 +220,16 @@ class Dispatcher:
                         _refuse_illegal(problem, entry.config, device)
                     else:
                         plan = make(entry.config)
-                except _UNUSABLE as error:
+                except UNUSABLE as error:
                     reason = str(error)
                 else:
                     return self._decided(source, entry, device, loses), plan
             passed_over.append(f"the entry of {source.name} is skipped: {reason}")
-            log.warning("%s: %s", problem, passed_over[-1])
+            self._log_passed_over(source, problem, passed_over[-1])
         for why, config, name in self._stand_ins(problem, device):
             try:
                 return Choice("own", why, problem, config, name), make(config)
-            except _UNUSABLE as error:
+            except UNUSABLE as error:
                 passed_over.append(f"{why}, but {error}")
         return self._expected(problem, device, make, copied, passed_over)
 
@@ -215,7 +246,7 @@ class Dispatcher:
             if copied or prediction.is_faster:
                 try:
                     return Choice("own", "; ".join(why), problem, prediction.config), make(prediction.config)
-                except _UNUSABLE as error:
+                except UNUSABLE as error:
                     why.append(f"but {error}")
         return Choice("cublas", "; ".join(why), problem), None
 
@@ -232,7 +263,7 @@ class Dispatcher:
             if problem.batch > 1 or problem.epilogue != NONE
         ):
             if alike != problem:
-                for source, entry in self._in_force.entries(alike, device):
+                for source, entry in self._entries(alike, device):
                     if source.bundle.mismatch(device) is None and (problem.batch > 1 or not entry.is_slower):
                         why = f"{source.name} has a config for {alike}{self._remarks(source, entry, device)}"
                         yield why, entry.config, source.name
@@ -261,25 +292,30 @@ class Dispatcher:
             self._log_once(source, "sources", logging.DEBUG if source.ships else logging.WARNING, outdated)
         return "".join(f", {remark}" for remark in (elsewhere, outdated) if remark is not None)
 
+    def _entries(self, problem: Problem, device: DeviceSpec) -> Iterator[tuple[Source, Entry]]:
+        """As `InForce.entries`, each looked up under the lock, which is not held in between."""
+        found = self._in_force.entries(problem, device)
+        while True:
+            with self._lock:
+                pair = next(found, None)
+            if pair is None:
+                return
+            yield pair
+
     def _log_once(self, source: Source, kind: str, level: int, remark: str) -> None:
-        if (source.name, kind) not in self._logged:
+        with self._lock:
+            known = (source.name, kind) in self._logged
             self._logged.add((source.name, kind))
+        if not known:
             log.log(level, "%s was %s", source.name, remark)
 
-    def _load(self, problem: Problem, config: KernelConfig, index: int) -> LoadedKernel:
-        spec = KernelSpec.of(problem)
-        key = (spec, config, index)
-        if key not in self._loaded:
-            if is_capturing():
-                raise CaptureError(
-                    f"{problem}: its kernel is not loaded, and a CUDA graph is being captured: call matmul once with "
-                    "operands of this shape before the capture"
-                )
-            self._loaded[key] = _try_loading(spec, config, index)
-        kernel = self._loaded[key]
-        if isinstance(kernel, CupygemmError):
-            raise kernel
-        return kernel
+    def _log_passed_over(self, source: Source, problem: Problem, words: str) -> None:
+        """Once, however many threads find it out, and again when bundles have come or gone."""
+        with self._lock:
+            known = (source.name, problem, words) in self._passed_over
+            self._passed_over.add((source.name, problem, words))
+        if not known:
+            log.warning("%s: %s", problem, words)
 
 
 def _refuse_illegal(problem: Problem, config: KernelConfig, device: DeviceSpec) -> None:
@@ -294,24 +330,6 @@ def _figures(entry: Entry) -> str:
     measured = entry.measured
     cublas = "" if measured.cublas_us is None else f" to its {measured.cublas_us:.2f}"
     return f"{measured.us:.2f} µs{cublas}, a speedup of {entry.speedup:.3f}"
-
-
-def _try_loading(spec: KernelSpec, config: KernelConfig, index: int) -> LoadedKernel | CupygemmError:
-    """The kernel, or what stands in its way: remembered too, so that a broken config is tried once."""
-    reason = illegal_reason(config, spec, driver.device_spec(index))
-    if reason is not None:
-        return ConfigError(reason)
-    try:
-        return LoadedKernel(compiler.compile_kernel(spec, config), index)
-    except (CompileError, ConfigError, LaunchError) as error:
-        return error
-
-
-def is_capturing() -> bool:
-    """Whether CuPy's current stream is being captured into a CUDA graph."""
-    stream = driver.cupy().cuda.get_current_stream()
-    # The legacy default stream cannot be captured, and asking it during another capture is an error.
-    return stream.ptr != 0 and bool(stream.is_capturing())
 
 
 def problem_of(

@@ -21,7 +21,7 @@ from cupygemm.bundle import gpu_words
 from cupygemm.bundle_fit import check_bundles
 from cupygemm.checks import Check, State
 from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.errors import CompileError
+from cupygemm.errors import CompileError, SettingError
 from cupygemm.problem import Problem
 from cupygemm.text import one_line
 
@@ -70,6 +70,7 @@ def examine(search_packages: Sequence[str]) -> list[Check]:
         ("GPU", lambda: _check_gpus(machine)),
         ("cache folder", lambda: _check_folder("cache folder", settings.cache_dir(), "CUPYGEMM_CACHE_DIR")),
         ("data folder", lambda: _check_folder("data folder", settings.data_dir(), "CUPYGEMM_DATA_DIR")),
+        ("variables", _check_variables),
         ("bundle", check_bundles),
         ("search", lambda: _check_search(search_packages)),
         ("tools", _check_tools),
@@ -251,6 +252,16 @@ def _check_folder(name: str, folder: Path, variable: str) -> Iterator[Check]:
     low = free < LOW_SPACE_BYTES
     remedy = f"make room, or name another with {variable}" if low else ""
     yield Check(name, State.WARNING if low else State.OK, f"{folder}, {free / 1e9:.1f} GB free", remedy)
+
+
+def _check_variables() -> Iterator[Check]:
+    """Those whose values are words; folders and bundles have checks of their own."""
+    try:
+        waits = not settings.compiles_in_background()
+    except SettingError as error:
+        yield Check("first calls", State.PROBLEM, one_line(error), "set CUPYGEMM_COMPILE to one of these, or unset it")
+        return
+    yield Check("first calls", State.OK, "wait for their kernels" if waits else "run cuBLAS while kernels are compiled")
 
 
 def _check_search(packages: Sequence[str]) -> Iterator[Check]:

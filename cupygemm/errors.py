@@ -18,6 +18,10 @@ class ConfigError(CupygemmError, ValueError):
     """A kernel config, knob or search space is illegal or unknown."""
 
 
+class SettingError(CupygemmError, ValueError):
+    """An environment variable of cupygemm's has a value that means nothing."""
+
+
 class CompileError(CupygemmError, RuntimeError):
     """NVRTC refused a kernel.
 

@@ -31,9 +31,9 @@ def fall_back(a: Any, b: Any, out: Any, options: dict[str, Any], posed: Posed | 
     """The product by CuPy, with the results and errors that it has.
 
     Three things are done for it. Operands that `out` overlaps are copied: CuPy sees an overlap only within one
-    allocation. A stack of 16-bit matrices times one matrix goes as one product of two matrices, where CuPy would widen
-    float16 and refuse bfloat16. With dtype=float32 alone, 16-bit operands are widened before they are multiplied, as by
-    NumPy: CuPy 14 rounds the product of two matrices to 16 bits and widens that.
+    allocation. A stack of 16-bit matrices times one matrix, with a result of their dtype, goes as one product of two
+    matrices, where CuPy would widen float16 and refuse bfloat16. With dtype=float32 alone, 16-bit operands are widened
+    before they are multiplied, as by NumPy: CuPy 14 rounds the product of two matrices to 16 bits and widens that.
 
     Args:
         a, b, out: as of `matmul`.
@@ -49,8 +49,12 @@ def fall_back(a: Any, b: Any, out: Any, options: dict[str, Any], posed: Posed | 
     matmul = cupy_matmul()
     if set(options) == {"dtype"} and wants_float32(a, b, options["dtype"]):
         a, b, options = a.astype("float32"), b.astype("float32"), {}
-    elif posed is not None and out is None and not options and a.ndim > 2 and _sixteen_bits(a, b):
-        return matmul(posed.a, posed.b).reshape(posed.shape)
+    elif posed is not None and max(a.ndim, b.ndim) > 2 and _sixteen_bits(a, b) and _is_usual(out, options, posed, a):
+        product = matmul(posed.a, posed.b).reshape(posed.shape)
+        if out is None:
+            return product
+        out[...] = product
+        return out
     for each in out if isinstance(out, tuple) else (out,):
         a, b = (x.copy() if are_arrays(each, x) and overlap(each, x) else x for x in (a, b))
     return matmul(a, b, out=out, **options)
@@ -86,6 +90,15 @@ def dtype_name(dtype: Any) -> str | None:
 def are_arrays(*values: Any) -> bool:
     """Whether all of these are CuPy arrays."""
     return all(isinstance(value, driver.cupy().ndarray) for value in values)
+
+
+def _is_usual(out: Any, options: dict[str, Any], posed: Posed, a: Any) -> bool:
+    """Whether nothing is asked for but the product in the operands' dtype."""
+    if options and (set(options) != {"dtype"} or dtype_name(options["dtype"]) != a.dtype.name):
+        return False
+    if out is None:
+        return True
+    return are_arrays(out) and (out.shape, out.dtype, out.device) == (posed.shape, a.dtype, a.device)
 
 
 def _sixteen_bits(a: Any, b: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from cupygemm import driver
 from cupygemm.choice import Choice
 from cupygemm.config import TMA_ALIGNMENT
-from cupygemm.dispatch import Dispatcher, is_capturing, problem_of, unfit_reason
+from cupygemm.dispatch import Dispatcher, problem_of, unfit_reason
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.epilogue_terms import pair_alignment
@@ -19,6 +19,7 @@ from cupygemm.errors import CaptureError, CompileError, LaunchError
 from cupygemm.fallback import are_arrays, dtype_name, fall_back, needs_cublas, wants_float32
 from cupygemm.fallback_terms import fall_back_with_terms
 from cupygemm.kernel_plan import Plan
+from cupygemm.loading import is_capturing
 from cupygemm.packing import Packing, packing_of
 from cupygemm.packing_cost import pays
 from cupygemm.posing import Posed, overlap, pose

@@ -15,9 +15,10 @@ import numpy as np
 from cupygemm import driver
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.copies import ITEM_BYTES
-from cupygemm.dispatch import Dispatcher, is_capturing
+from cupygemm.dispatch import Dispatcher
 from cupygemm.epilogue_terms import pair_alignment
 from cupygemm.errors import LaunchError
+from cupygemm.loading import is_capturing
 from cupygemm.posing import bounds
 from cupygemm.prepared import Prepared
 from cupygemm.product import Own

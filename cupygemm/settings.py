@@ -4,6 +4,7 @@ CUPYGEMM_CACHE_DIR   where compiled kernels are kept (default: the user's cache 
 CUPYGEMM_DATA_DIR    where the trial store is kept (default: the user's data folder)
 CUPYGEMM_BUNDLE      a YAML bundle that `matmul` asks before the shipped one; "none" for neither
 CUPYGEMM_UNSEEN      "off": cuBLAS multiplies what no bundle has a config for
+CUPYGEMM_COMPILE     "background" for cuBLAS while a kernel is compiled; "now", the default, to wait for it
 CUPYGEMM_COMMIT      the commit that recorded results name, where there is no git history
 
 docs/environment.md tells more of them, and of those that only tests read.
@@ -16,11 +17,16 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
 
+from cupygemm.errors import SettingError
+
 NO_BUNDLE = "none"
 """What CUPYGEMM_BUNDLE says where not even the shipped bundle is wanted; a file of that name is written ./none."""
 
 OFF = "off"
 """What CUPYGEMM_UNSEEN says where nothing is to be expected of shapes that no bundle has."""
+
+COMPILE_NOW, COMPILE_BACKGROUND = "now", "background"
+"""What CUPYGEMM_COMPILE may say."""
 
 _OTHERS = ("CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUPY_ACCELERATORS", "CUPY_CACHE_DIR", "CUPY_TF32")
 """What else decides what is found and what runs here."""
@@ -57,6 +63,21 @@ def shipped_in_force() -> bool:
 def unseen_in_force() -> bool:
     """Whether own kernels may run that are only expected to be faster."""
     return (os.environ.get("CUPYGEMM_UNSEEN") or "").lower() != OFF
+
+
+def compiles_in_background() -> bool:
+    """Whether a call that needs a kernel compiled is to run cuBLAS meanwhile.
+
+    Raises:
+        SettingError: the variable says something else than it may.
+    """
+    value = os.environ.get("CUPYGEMM_COMPILE") or COMPILE_NOW
+    if value not in (COMPILE_NOW, COMPILE_BACKGROUND):
+        raise SettingError(
+            f"CUPYGEMM_COMPILE is {value!r}: it may be {COMPILE_NOW!r}, to wait until a kernel is compiled, as where "
+            f"it is not set, or {COMPILE_BACKGROUND!r}, to run cuBLAS meanwhile"
+        )
+    return value == COMPILE_BACKGROUND
 
 
 def commit() -> str | None:

@@ -8,7 +8,9 @@ is being measured on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -113,6 +115,32 @@ class PolicyModel:
     @property
     def _value(self) -> Mlp:
         return Mlp(1, output_scale=1.0)
+
+
+class HostPolicy:
+    """The policy of one moment in NumPy. For one state at a time a call of JAX takes longer than what it computes."""
+
+    def __init__(self, model: PolicyModel, networks: Networks) -> None:
+        layers = networks.policy["params"]
+        self._layers = [
+            (np.asarray(layers[name]["kernel"]), np.asarray(layers[name]["bias"])) for name in sorted(layers)
+        ]
+        self._offsets = (0, *accumulate(model.sizes))
+
+    def logits(self, choices: Sequence[int]) -> NDArray[np.float32]:
+        """Of the values of the knob after these choices (width,), unmasked; the same as `PolicyModel.logits`."""
+        (kernel, hidden), *later = self._layers
+        # A state has ones where something was chosen, and one for which knob is next: their rows alone count.
+        ones = [offset + choice for offset, choice in zip(self._offsets, choices, strict=False)]
+        found: NDArray[np.float32] = kernel[[*ones, self._offsets[-1] + len(choices)]].sum(axis=0) + hidden
+        for kernel, bias in later:
+            found = np.tanh(found) @ kernel + bias
+        return found
+
+    def draw(self, choices: Sequence[int], mask: NDArray[np.bool_], rng: np.random.Generator) -> int:
+        """The next choice, drawn from the softmax over the values in the mask (width,): the Gumbel-max trick."""
+        noisy = self.logits(choices) + rng.gumbel(size=len(mask))
+        return int(np.argmax(np.where(mask, noisy, -np.inf)))
 
 
 def cpu() -> jax.Device:

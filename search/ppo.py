@@ -125,12 +125,6 @@ def with_networks(options: PpoOptions, networks: Networks, key: jax.Array) -> Le
 
 
 @partial(jax.jit, static_argnums=0)
-def choose(model: PolicyModel, networks: Networks, states: jax.Array, masks: jax.Array, key: jax.Array) -> jax.Array:
-    """Draws the next choice in each row: states (batch, features), masks (batch, width) to (batch,)."""
-    return jax.random.categorical(key, model.logits(networks, states, masks))
-
-
-@partial(jax.jit, static_argnums=0)
 def rollout_of(
     model: PolicyModel, networks: Networks, states: jax.Array, masks: jax.Array, choices: jax.Array
 ) -> Rollout:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.resources.abc import Traversable
 
 from cupygemm.config import KernelConfig
@@ -53,8 +53,13 @@ def seeds(
     recorded = recorded_seeds(problem, folder, replayed)
     suggested = guide.ranked(SUGGESTED) if guide is not None else []
     guessed = [] if replayed else guesses(problem, device, GUESSES)
-    by_turns = itertools.zip_longest(suggested, recorded, guessed)
-    return tuple(dict.fromkeys(config for each in by_turns for config in each if config is not None))
+    return by_turns(suggested, recorded, guessed)
+
+
+def by_turns(*orders: Iterable[KernelConfig]) -> tuple[KernelConfig, ...]:
+    """The first of each order, then the second of each, and so on; each config once."""
+    turns = itertools.zip_longest(*orders)
+    return tuple(dict.fromkeys(config for turn in turns for config in turn if config is not None))
 
 
 def recorded_seeds(
@@ -74,14 +79,21 @@ def recorded_seeds(
     return best_of_nearest(problem, tables)
 
 
-def best_of_nearest(problem: Problem, tables: Iterable[Recorded]) -> tuple[KernelConfig, ...]:
+def best_of_nearest(
+    problem: Problem, tables: Iterable[Recorded], read: Callable[[Traversable], Table] = Table.read
+) -> tuple[KernelConfig, ...]:
     """The best configs of tables, those of the nearest problem first.
+
+    Args:
+        problem: to which they are near.
+        tables: to choose from.
+        read: reads a table; whoever asks often may remember them.
 
     Raises:
         FileError: a table cannot be read.
     """
     nearest = sorted(tables, key=lambda table: (_distance(table.problem, problem), table.problem, table.device.name))
-    seeds = (config for recorded in nearest[:NEAREST] for config in _best(Table.read(recorded.path)))
+    seeds = (config for recorded in nearest[:NEAREST] for config in _best(read(recorded.path)))
     return tuple(dict.fromkeys(seeds))
 
 

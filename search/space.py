@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
@@ -137,6 +138,19 @@ class SearchSpace:
         """Whether the config is in the space: made of the knobs' values and legal."""
         return self._on_grid(config) and self._is_legal(config)
 
+    def first_legal(self, indices: NDArray[np.intp]) -> int | None:
+        """Which of many points is the first legal one; None where none is. Where members are known this is quick.
+
+        Args:
+            indices: (points, knobs), each within its knob.
+        """
+        if self.members is None:
+            return next((row for row, point in enumerate(indices) if self._is_legal(self.decode(point))), None)
+        numbers, known = indices @ self._strides, self._member_numbers
+        places = np.searchsorted(known, numbers)
+        legal = known[np.minimum(places, len(known) - 1)] == numbers
+        return int(legal.argmax()) if legal.any() else None
+
     def encode(self, config: KernelConfig) -> tuple[int, ...]:
         """The index of each field's value in its knob.
 
@@ -211,6 +225,18 @@ class SearchSpace:
         """Every point of the Cartesian product, legal or not."""
         for values in itertools.product(*(knob.values for knob in self.knobs)):
             yield KernelConfig(*values)  # type: ignore[arg-type]
+
+    @cached_property
+    def _strides(self) -> NDArray[np.int64]:
+        """With which the indices of a point become its number in the product, which is below 2**63 for any of ours."""
+        sizes = [len(knob.values) for knob in self.knobs]
+        return np.array([math.prod(sizes[position + 1 :]) for position in range(len(sizes))], dtype=np.int64)
+
+    @cached_property
+    def _member_numbers(self) -> NDArray[np.int64]:
+        """Ascending."""
+        members = np.array([self.encode(member) for member in self.members or ()], dtype=np.int64)
+        return np.sort(members @ self._strides)
 
     def _draw(self, rng: np.random.Generator) -> KernelConfig:
         return self.decode([int(rng.integers(len(knob.values))) for knob in self.knobs])

@@ -186,6 +186,7 @@ class FakeGpu:
         monkeypatch.setattr(driver, "max_active_clusters", self._max_active_clusters)
         monkeypatch.setattr(driver, "DependentLaunch", self._dependent_launch)
         monkeypatch.setattr(compiler, "compile_kernel", self.compile)
+        monkeypatch.setattr(compiler, "is_cached", self.is_cached)
         monkeypatch.setattr(compiler, "compile_page", lambda page, entry: CompiledPage(Path(page), entry, ""))
         monkeypatch.setattr(pack_kernel, "_loaded", {})
         monkeypatch.setattr(tensor_map, "encode", self.encode)
@@ -242,6 +243,11 @@ class FakeGpu:
         registers = REGISTERS_AT_LAUNCH[config.consumers]
         self.compiled.append(CompiledKernel(spec, config, Path(f"{name}.cubin"), name, registers, 0, ()))
         return self.compiled[-1]
+
+    def is_cached(self, spec: KernelSpec, config: KernelConfig) -> bool:
+        """Stands for `compiler.is_cached`."""
+        kept = config.compiled()
+        return any(each.spec == spec and each.config.compiled() == kept for each in self.compiled)
 
     def encode(self, matrix: Matrix, box: Box) -> TensorMap:
         """Stands for `tensor_map.encode`."""

@@ -5,19 +5,26 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import compare
-from bench.comparison import cases, contenders, kernel_tuner_runs, optuna_runs, own, picture, summary
+from bench.comparison import cases, contenders, kernel_tuner_runs, optuna_runs, own, picture, policies, summary
 from bench.comparison.contenders import Outcome
 from bench.comparison.progress import Key, Progress
 from cupygemm.comparison_report import _over
 from cupygemm.errors import ConfigError, FileError
 from cupygemm.report import render
 from cupygemm.results import COMPARISON_SCHEMA
+from cupygemm.search.families import family
+from cupygemm.search.seeds import SUGGESTED, by_turns
+from cupygemm.search.strategies import StrategyContext, make_strategy
+from cupygemm.search.suggest import Guide
+from cupygemm.search.transfer_options import TrainingOptions
 
 ROOT = Path(__file__).parent.parent
 PARAMS = {"MWG": [16, 32, 64], "KWG": [32], "SA": [0, 1], "VWM": [1, 2, 4]}
@@ -88,7 +95,7 @@ def test_a_file_of_others_keeps_its_failures_and_begins_with_the_best_of_those_b
     assert sum(math.isinf(us) for us in other.times_us.values()) == 2
     assert other.optimum_us == 1000 * (LEAST_MS + 1)
     # The best of the other file, where SA makes it faster, for each pair of the first two parameters.
-    starts = [(config.block_m, config.split_n, config.block_n) for config in other.start]
+    starts = [(config.block_m, config.split_n, config.block_n) for config in other.nearest]
     assert starts == [(32, True, 1), (32, False, 1), (16, True, 1)]
 
 
@@ -144,6 +151,16 @@ def test_kernel_tuner_is_started_again_until_the_budget_is_spent(recorded: cases
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
+@pytest.mark.kernel_tuner
+@pytest.mark.parametrize("name", ["pso", "dual_annealing", "genetic_algorithm"])
+def test_what_kernel_tuner_is_spared_changes_nothing_that_it_finds(
+    name: str, recorded: cases.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spared = kernel_tuner_runs.run(recorded, f"kernel_tuner:{name}", 3, 60, tmp_path)
+    monkeypatch.setattr(kernel_tuner_runs, "_without_waste", lambda case: nullcontext())
+    assert kernel_tuner_runs.run(recorded, f"kernel_tuner:{name}", 3, 60, tmp_path) == spared
+
+
 @pytest.mark.optuna
 def test_optuna_is_offered_legal_configs_or_told_what_is_not(other: cases.Case) -> None:
     for name in (optuna_runs.CONDITIONAL, optuna_runs.PRUNED):
@@ -153,10 +170,48 @@ def test_optuna_is_offered_legal_configs_or_told_what_is_not(other: cases.Case) 
     assert min(optuna_runs.run(other, optuna_runs.CONDITIONAL, 0, 15)) == other.optimum_us
 
 
-def test_what_other_tables_give_by_itself(other: cases.Case) -> None:
-    times = {config: next(other.runner.run(other.problem, [config])).us for config in other.start}
-    assert own.run(other, own.SEEDS, 0, 50) == list(times.values())
-    assert own.run(other, own.NEAREST, 0, 50) == list(times.values())[:1]
+def test_what_other_tables_give_by_itself(other: cases.Case, tmp_path: Path) -> None:
+    times = {config: next(other.runner.run(other.problem, [config])).us for config in other.nearest}
+    assert own.run(other, own.SEEDS, 0, 50, tmp_path) == list(times.values())
+    assert own.run(other, own.NEAREST, 0, 50, tmp_path) == list(times.values())[:1]
+    assert not contenders.applies(own.POLICY, other.group)
+    with pytest.raises(ConfigError, match="no policy for Xgemm One"):
+        own.run(other, own.POLICY, 0, 50, tmp_path)
+
+
+def test_what_knows_other_problems_has_seen_none_of_the_family(
+    recorded: cases.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    quick = TrainingOptions(hidden=8, cloning_steps=50, updates=1, kept=16)
+    monkeypatch.setattr(policies, "TRAINED", quick)
+    monkeypatch.setattr(policies, "IMITATING", replace(quick, updates=0))
+    held = family(recorded.problem)
+    trainings = policies.trainings(recorded.folder, quick)
+    assert len(trainings) == 2 * policies.TRAININGS
+    frozen = own.run(recorded, own.POLICY, 0, 40, tmp_path)
+    (path,) = (tmp_path / "policies").iterdir()
+    assert path == policies.path_of(policies.Training(recorded.folder, held, 0, quick), tmp_path)
+    weights = policies.PolicyWeights.read(path)
+    assert held not in {family(problem) for problem in weights.sources}
+    guide = Guide(weights, recorded.problem, recorded.device, recorded.space)
+    ranked = [found.us for found in recorded.runner.run(recorded.problem, guide.ranked(40))]
+    assert frozen == [math.inf if us is None else us for us in ranked]
+    # Seeds take turns with the trainings, and what was trained is not trained again.
+    kept = path.stat().st_mtime_ns
+    assert own.run(recorded, own.POLICY, policies.TRAININGS, 40, tmp_path) == frozen
+    assert path.stat().st_mtime_ns == kept
+    suggested = dict.fromkeys(by_turns(guide.ranked(SUGGESTED), recorded.nearest))
+    legal = [config for config in suggested if recorded.space.is_legal(config)]
+    seeds = own.run(recorded, own.SEEDS, 0, 500, tmp_path)
+    assert len(seeds) == len(legal) > 0
+    hybrid = make_strategy("hybrid", StrategyContext(recorded.space, 0, legal, guide=guide))
+    asked = hybrid.ask()
+    found = own.run(recorded, "hybrid+", 0, len(asked), tmp_path)
+    times = [each.us for each in recorded.runner.run(recorded.problem, asked)]
+    assert found == [math.inf if us is None else us for us in times]
+    assert own.run(recorded, own.CLONED, 0, 40, tmp_path) != frozen
+    assert len(list((tmp_path / "policies").iterdir())) == 2
 
 
 @pytest.mark.parametrize("name", ["none", "none+", "pyatf:x", "random"])
@@ -175,6 +230,14 @@ def test_progress_is_kept_and_a_line_that_was_cut_off_is_passed_over(tmp_path: P
     assert progress.done == {first: outcome}
     progress.add(second, outcome)
     assert Progress(path).done == {first: outcome, second: outcome}
+    elsewhere = tmp_path / "elsewhere.jsonl"
+    third = Key("d", "cma", 2, 10, "v")
+    Progress(elsewhere).add(third, outcome)
+    elsewhere.write_text(elsewhere.read_text() + '{"digest"')
+    assert set(Progress(path, elsewhere).done) == {first, second, third}
+    assert third not in Progress(path).done
+    with pytest.raises(FileError, match=r"nowhere\.jsonl: No such file"):
+        Progress(path, tmp_path / "nowhere.jsonl")
     path.write_text("{}\n")
     with pytest.raises(FileError, match=r"progress\.jsonl, line 1: no record of a search"):
         Progress(path)
@@ -199,28 +262,36 @@ def test_the_figures_of_a_group_are_those_worked_out_by_hand(other: cases.Case) 
     assert searched["evaluations_over_random"]["1"] == 2.0
     assert searched["evaluations_over_random"]["15"] is None
     assert (searched["seeds"], searched["evaluations"]) == (2, 4.0)
+    enough = sum(us <= other.optimum_us / 0.99 for us in other.times_us.values())
+    drawn = next(n for n in range(1, 16) if 1 - math.comb(15 - enough, n) / math.comb(15, n) >= 0.5)
+    assert chance.levels[1] == drawn > 1
+    # One of two searches never got there.
+    assert searched["levels"]["99"] == {"evaluations": None, "over_random": None}
+    both = summary.group([other], {"cma": {0: found[1], 1: found[1]}}, [1, 15])["strategies"]["cma"]
+    assert both["levels"]["99"] == {"evaluations": 3.0, "over_random": round(3 / drawn, 4)}
     assert searched["seconds"] == {"median": 2.0, "most": 3.0}
 
 
 def run(folder: Path, *more: str) -> dict[str, Any]:
     output = folder / "compare.json"
-    options = ["--jobs", "1", "--budgets", "5", "20", "--seeds", "2", "--progress", str(folder / "progress.jsonl")]
+    options = ["--processes", "1", "--budgets", "5", "20", "--seeds", "2", "--work", str(folder)]
+    options += ["--progress", str(folder / "progress.jsonl")]
     assert compare.main([*options, *more, "-o", str(output)]) == 0
     return json.loads(output.read_text())
 
 
 def test_a_comparison_goes_on_where_it_ended_and_is_shown_whole(tmp_path: Path, tables: Path, others: Path) -> None:
     folders, drawn = ["--tables", str(tables), str(others)], tmp_path / "compare.svg"
-    first = run(tmp_path, *folders, "--strategies", "local", "seeds+", "--picture", str(drawn))
+    first = run(tmp_path, *folders, "--strategies", "local", "nearest+", "--picture", str(drawn))
     assert first["schema"] == COMPARISON_SCHEMA
     before = (tmp_path / "progress.jsonl").read_text()
     assert len(before.splitlines()) == 4 * (2 + 1)
-    second = run(tmp_path, *folders, "--strategies", "local", "local+", "seeds+")
+    second = run(tmp_path, *folders, "--strategies", "local", "cma", "nearest+")
     assert (tmp_path / "progress.jsonl").read_text().startswith(before)
     assert len((tmp_path / "progress.jsonl").read_text().splitlines()) == 4 * (2 + 1 + 2)
     for old, new in zip(first["groups"], second["groups"], strict=True):
-        assert list(new["strategies"]) == ["random", "local", "local+", "seeds+"]
-        assert {**new["strategies"], "local+": None} == {**old["strategies"], "local+": None}
+        assert list(new["strategies"]) == ["random", "local", "cma", "nearest+"]
+        assert {**new["strategies"], "cma": None} == {**old["strategies"], "cma": None}
     text = render(second)
     assert all(text.count(f"| {name} |") >= 2 for name in second["groups"][0]["strategies"])
     assert "Searched with 2 of 30 seeds at the least" in text
@@ -229,9 +300,9 @@ def test_a_comparison_goes_on_where_it_ended_and_is_shown_whole(tmp_path: Path, 
     assert picture.digest(second) not in drawn.read_text()
 
 
-def test_when_the_minutes_are_over_no_search_is_begun(tmp_path: Path, tables: Path) -> None:
+def test_when_the_time_is_over_no_search_is_begun(tmp_path: Path, tables: Path) -> None:
     with pytest.raises(SystemExit):
-        run(tmp_path, "--tables", str(tables), "--strategies", "local", "--minutes", "0")
+        run(tmp_path, "--tables", str(tables), "--strategies", "local", "--seconds", "0")
     assert (tmp_path / "progress.jsonl").read_text() == ""
 
 
@@ -260,7 +331,7 @@ def test_a_strategy_that_was_not_run_on_all_tables_is_left_out(
 ) -> None:
     run(tmp_path, "--tables", str(tables), "--strategies", "local", "--only", "2048x2048x4096")
     with pytest.raises(SystemExit):
-        run(tmp_path, "--tables", str(tables), "--strategies", "local", "--jobs", "0")
+        run(tmp_path, "--tables", str(tables), "--strategies", "local", "--processes", "0")
     assert "left out: local" in capsys.readouterr().err
 
 

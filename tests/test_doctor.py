@@ -114,6 +114,23 @@ def test_nothing_is_wrong_with_a_sound_machine(examine: Examine) -> None:
     assert checks["clocks of GPU 0"].found == "1980 of 1980 MHz, at most 700 W, ECC on, persistence on"
 
 
+@pytest.mark.parametrize(
+    ("value", "state", "words"),
+    [
+        ("", State.OK, "wait for their kernels"),
+        ("background", State.OK, "run cuBLAS while kernels are compiled"),
+        ("later", State.PROBLEM, "CUPYGEMM_COMPILE is 'later': it may be 'now'"),
+    ],
+)
+def test_first_calls_are_as_a_variable_says(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, value: str, state: State, words: str
+) -> None:
+    monkeypatch.setenv("CUPYGEMM_COMPILE", value)
+    check = examine(Machine())["first calls"]
+    assert check.state is state
+    assert words in check.found
+
+
 def test_a_machine_without_a_gpu_is_not_broken(examine: Examine) -> None:
     checks = examine(BARE)
     assert not doctor.broken(list(checks.values()))

@@ -21,15 +21,19 @@ PUBLIC = {
     "KernelConfig",
     "KernelSpec",
     "LaunchError",
+    "MatmulPlan",
     "Problem",
     "ProblemError",
+    "SettingError",
     "VerificationError",
     "__version__",
     "explain",
     "matmul",
     "patch",
+    "plan",
     "show_config",
     "use",
+    "warmup",
 }
 
 WITHOUT_GPU_LIBRARIES = """

@@ -235,3 +235,17 @@ def test_what_excludes_a_point_is_what_is_counted():
     assert {config for config in points if subspace.exclusion(config, spec, H200) is None} == set(
         subspace.configs(spec, H200)
     )
+
+
+def test_the_first_legal_of_many_points(toy_table):
+    members = sorted(toy_table.rows)[::3]
+    known = SearchSpace.of_members(toy_table.knobs, members)
+    asked = SearchSpace(toy_table.knobs, frozenset(members).__contains__)
+    rng = np.random.default_rng(0)
+    points = rng.integers(0, [len(knob.values) for knob in known.knobs], size=(400, len(known.knobs)))
+    legal = [known.is_legal(known.decode(point)) for point in points.tolist()]
+    assert 0 < sum(legal) < len(legal)
+    for start in range(0, len(points), 7):
+        for end in (start + 1, start + 40):
+            wanted = next((row for row, each in enumerate(legal[start:end]) if each), None)
+            assert known.first_legal(points[start:end]) == asked.first_legal(points[start:end]) == wanted

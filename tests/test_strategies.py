@@ -20,6 +20,7 @@ from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.strategies import MOST_STARTS, STARTED_DESIGN, StrategyContext, make_strategy
 from cupygemm.search.strategies.cma import BARREN_GENERATIONS, CmaEs, _losses
+from cupygemm.search.strategies.draws import draw
 from cupygemm.search.strategies.local import LocalSearch
 from cupygemm.search.tune import BARREN_ASKS, Budget, tune
 
@@ -218,15 +219,49 @@ def test_cma_accepts_configs_that_it_did_not_draw(toy_table, model):
     assert set(asks(strategy, model, rounds=10)) == set(only)
 
 
-def test_a_solution_made_by_hand_is_the_one_cmaes_would_make(toy_table):
+class Given:
+    """Stands for both kinds of generators: gives what it was given, a row or all of it."""
+
+    def __init__(self, normal: np.ndarray, uniform: np.ndarray) -> None:
+        self._normal, self._uniform = normal, uniform
+
+    def randn(self, count: int) -> np.ndarray:
+        return self._normal[0]
+
+    def rand(self, *shape: int) -> np.ndarray:
+        return self._uniform[0]
+
+    def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
+        assert shape == self._normal.shape
+        return self._normal
+
+    def random(self, shape: tuple[int, ...]) -> np.ndarray:
+        assert shape == self._uniform.shape
+        return self._uniform
+
+
+def test_many_draws_and_solutions_made_by_hand_are_those_cmaes_would_make(toy_table, model):
     strategy = started(toy_table)
-    optimizer = strategy._optimizer
+    asks(strategy, model, rounds=3)  # so that the distribution is not as at first
+    optimizer, rng = strategy._optimizer, np.random.default_rng(0)
     assert isinstance(optimizer, CatCMAwM)
-    solution = optimizer.ask()
-    made = strategy._encode(strategy._decode(solution))
-    np.testing.assert_array_equal(made.z, solution.z)
-    np.testing.assert_array_equal(made.c, solution.c)
-    assert made._v_raw.shape == solution._v_raw.shape
+    normal = 3 * rng.standard_normal((50, len(strategy._ordered)))  # wide enough to meet the edges
+    uniform = rng.random((50, len(strategy._categorical), 1))
+    draws = draw(optimizer, 50, Given(normal, uniform))
+    for row in range(50):
+        optimizer._rng = Given(normal[row:], uniform[row:])
+        wanted = optimizer.ask()
+        indices = np.zeros(len(toy_table.knobs), dtype=int)
+        indices[strategy._ordered], indices[strategy._categorical] = draws.ordered[row], draws.categories[row]
+        made = strategy._solution(indices, draws.raw[row])
+        np.testing.assert_allclose(made._v_raw, wanted._v_raw, rtol=1e-12)
+        np.testing.assert_array_equal(made.z, wanted.z)
+        np.testing.assert_array_equal(made.c, wanted.c)
+        by_hand = strategy._encode(toy_table.space.decode(indices.tolist()))
+        np.testing.assert_array_equal(by_hand.z, wanted.z)
+        np.testing.assert_array_equal(by_hand.c, wanted.c)
+        assert by_hand._v_raw.shape == wanted._v_raw.shape
+    assert len(np.unique(draws.ordered, axis=0)) > 10
 
 
 # local

@@ -14,19 +14,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from bench.comparison.policies import of_other_families
 from cupygemm.config import KernelConfig
+from cupygemm.device import DeviceSpec
 from cupygemm.errors import FileError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import TABLE_SUFFIX
 from cupygemm.problem import Problem
+from cupygemm.search.families import family
 from cupygemm.search.kernel_tuner_export import restrictions, to_text
 from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.runner import Runner
-from cupygemm.search.seeds import recorded_seeds
+from cupygemm.search.seeds import best_of_nearest
 from cupygemm.search.space import FIELD_NAMES, Knob, SearchSpace
 from cupygemm.search.table import Table
 
@@ -68,19 +72,23 @@ class Case:
 
     Attributes:
         name: for people.
-        group, digest: as in its `Source`.
+        group, digest, folder: as in its `Source`.
         problem, space, runner: what our strategies search.
-        start: the best configs of the other tables of the group, the most promising first.
+        device: of a table of ours, whose problems a policy knows something of; None for others.
+        nearest: the best configs of other tables, the most promising first: of ours, those of the nearest problems of
+            other families; of others, those of the other tables of the group.
         document: the same points as a cache file of Kernel Tuner; `time` in milliseconds.
     """
 
     name: str
     group: str
     digest: str
+    folder: Path | None
     problem: Problem
     space: SearchSpace
     runner: Runner
-    start: tuple[KernelConfig, ...]
+    device: DeviceSpec | None
+    nearest: tuple[KernelConfig, ...]
     document: dict[str, Any]
 
     @cached_property
@@ -123,28 +131,49 @@ def load(source: Source) -> Case:
 
 
 def _load_ours(source: Source) -> Case:
-    table = Table.read(source.path)
-    start = recorded_seeds(table.problem, source.folder)
-    document = _of_varying(json.loads(to_text(table)))
-    runner = ReplayRunner(table)
-    return Case(str(table.problem), RECORDED, source.digest, table.problem, table.space, runner, start, document)
+    table = _read_table(source.path)
+    others = of_other_families(source.folder, family(table.problem))
+    nearest = best_of_nearest(table.problem, others, _read_table)
+    return Case(
+        name=str(table.problem),
+        group=RECORDED,
+        digest=source.digest,
+        folder=source.folder,
+        problem=table.problem,
+        space=table.space,
+        runner=ReplayRunner(table),
+        device=table.device,
+        nearest=nearest,
+        document=_of_varying(json.loads(to_text(table))),
+    )
 
 
 def _load_cache(source: Source) -> Case:
     document = _of_varying(_read_cache(source.path))
     borrowed = _Borrowed(document)
     beside = [_of_varying(_read_cache(path)) for path in _cache_paths(source.path.parent) if path != source.path]
-    start = [
-        config for other in beside if other["tune_params"] == document["tune_params"] for config in borrowed.best(other)
-    ]
-    name = f"{document['kernel_name']} {document['device_name'].removeprefix('NVIDIA ')}"
-    # Of this problem only the name is asked: the runner answers whatever it is.
-    problem, space = (
-        Problem(4096, 4096, 4096),
-        SearchSpace.of_members(borrowed.knobs, list(borrowed.times_us(document))),
+    alike = [other for other in beside if other["tune_params"] == document["tune_params"]]
+    nearest = [config for other in alike for config in borrowed.best(other)]
+    times_us = borrowed.times_us(document)
+    return Case(
+        name=f"{document['kernel_name']} {document['device_name'].removeprefix('NVIDIA ')}",
+        group=source.group,
+        digest=source.digest,
+        folder=source.folder,
+        # Only its name is asked for: the runner answers whatever it is.
+        problem=Problem(4096, 4096, 4096),
+        space=SearchSpace.of_members(borrowed.knobs, list(times_us)),
+        runner=_Answers(times_us),
+        device=None,
+        nearest=tuple(dict.fromkeys(nearest)),
+        document=document,
     )
-    runner = _Answers(borrowed.times_us(document))
-    return Case(name, source.group, source.digest, problem, space, runner, tuple(dict.fromkeys(start)), document)
+
+
+@cache
+def _read_table(path: Traversable) -> Table:
+    """Once a process: each table is among the nearest of others."""
+    return Table.read(path)
 
 
 class _Answers:

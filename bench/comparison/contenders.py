@@ -12,13 +12,13 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench.comparison import kernel_tuner_runs, optuna_runs, own
-from bench.comparison.cases import Case
+from bench.comparison import kernel_tuner_runs, optuna_runs, own, policies
+from bench.comparison.cases import RECORDED, Case
 from cupygemm.errors import ConfigError, not_installed
 from cupygemm.names import SEARCH_PACKAGES, STRATEGIES
 
 OWN = ("local", "cma", "ppo", "hybrid")
-SEEDED = (own.NEAREST, own.SEEDS, "local+", "cma+", "ppo+", "hybrid+")
+SEEDED = (*own.WITHOUT_SEARCH, "local+", "cma+", "ppo+", "hybrid+")
 KERNEL_TUNER = tuple(
     kernel_tuner_runs.PREFIX + name
     for name in (
@@ -28,6 +28,9 @@ KERNEL_TUNER = tuple(
 )
 OPTUNA = (optuna_runs.CONDITIONAL, optuna_runs.PRUNED)
 ALL = (*OWN, *KERNEL_TUNER, *OPTUNA, *SEEDED)
+COMPILED = ("ppo", "hybrid")
+"""Ours that JAX compiles something for: the same for all tables of a group."""
+_compiled: set[tuple[str, str, int]] = set()
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Outcome:
     Attributes:
         improvements: (evaluation counted from 1, time in µs) of each that was faster than all before.
         evaluations: how many there were.
-        seconds: CPU time of the process.
+        seconds: CPU time of the process, without what JAX compiles once for all its searches.
     """
 
     improvements: tuple[tuple[int, float], ...]
@@ -58,6 +61,7 @@ def run(case: Case, name: str, seed: int, evaluations: int, work: Path) -> Outco
     Raises:
         ConfigError: an unknown name.
     """
+    _compile_first(case, name, evaluations, work)
     started = time.process_time()
     times = _runner(name, work)(case, name, seed, evaluations)
     best, improvements = float("inf"), []
@@ -77,7 +81,7 @@ def check(name: str) -> None:
     package = kind(name)
     if name == "random":
         raise ConfigError("strategy random: always takes part, as its exact expectation")
-    if package == "cupygemm" and name not in (own.NEAREST, own.SEEDS):
+    if package == "cupygemm" and name not in own.WITHOUT_SEARCH:
         if name.removesuffix(own.SEEDED) not in STRATEGIES:
             raise ConfigError(f"strategy {name!r}: there are {', '.join(ALL)}")
     elif package != "cupygemm" and find_spec(package) is None:
@@ -89,9 +93,14 @@ def kind(name: str) -> str:
     return name.partition(":")[0] if ":" in name else "cupygemm"
 
 
-def draws_lots(name: str) -> bool:
-    """Whether a seed makes a difference."""
-    return name not in (own.NEAREST, own.SEEDS)
+def different_seeds(name: str, group: str) -> int | None:
+    """How many seeds make a difference to a contender on a group of tables; None for all of them."""
+    return own.different_seeds(name, group) if kind(name) == "cupygemm" else None
+
+
+def applies(name: str, group: str) -> bool:
+    """Whether a contender searches a group of tables."""
+    return own.applies(name, group) and not (name == optuna_runs.PRUNED and group == RECORDED)
 
 
 @cache
@@ -102,7 +111,8 @@ def version_of(name: str) -> str:
         module = {"kernel_tuner": kernel_tuner_runs, "optuna": optuna_runs}[package]
         return f"{package} {version(package)} {_digest([Path(str(module.__file__))])}"
     sources = Path(str(files("cupygemm.search")))
-    return f"cupygemm {_digest([Path(own.__file__), *sorted(sources.rglob('*.py'))])}"
+    here = [Path(str(module.__file__)) for module in (own, policies)]
+    return f"cupygemm {_digest([*here, *sorted(sources.rglob('*.py'))])}"
 
 
 def packages() -> dict[str, str]:
@@ -120,7 +130,16 @@ def _runner(name: str, work: Path) -> Callable[[Case, str, int, int], list[float
     check(name)
     if kind(name) == "kernel_tuner":
         return lambda *arguments: kernel_tuner_runs.run(*arguments, work)
-    return optuna_runs.run if kind(name) == "optuna" else own.run
+    if kind(name) == "optuna":
+        return optuna_runs.run
+    return lambda *arguments: own.run(*arguments, work)
+
+
+def _compile_first(case: Case, name: str, evaluations: int, work: Path) -> None:
+    """Searches once for nothing where JAX would compile meanwhile: that takes ten times as long as the search."""
+    if name.removesuffix(own.SEEDED) in COMPILED and (case.group, name, evaluations) not in _compiled:
+        own.run(case, name, 0, evaluations, work)
+        _compiled.add((case.group, name, evaluations))
 
 
 def _digest(paths: list[Path]) -> str:

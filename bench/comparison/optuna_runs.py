@@ -1,13 +1,15 @@
 """Optuna's tree-structured Parzen estimator as a contender, with its default options.
 
-An evaluation is a different legal config that was measured. Asking again is told what was measured and costs no
-evaluation, and neither does an illegal config; a run ends when it has asked `ASKS` times as often as it may measure,
-for the estimator takes ever longer and, once it has settled, asks for little that is new.
+An evaluation is a different legal config that was measured. A run is as many trials as it may measure, which is what a
+budget is to Optuna, and it ends there: each ask takes longer than the one before, and the estimator asks again and
+again for what it likes best. A trial that asks again is told that it was pruned: then about 240 of 500 trials on `wide`
+are different, told its time once more 125 are, and told nothing a dozen.
 
 Optuna knows no constraint between categories that it could keep. `tpe_pruned` searches the product of all values and
-is told that an illegal config was pruned, which the estimator counts as bad. `tpe` is offered only values that lead
-to a legal config: a parameter whose values are restricted has a name of its own for each set of values left, which is
-how Optuna writes spaces that depend on what was chosen.
+is told that an illegal config was pruned, which the estimator counts as bad. It searches other people's tables alone:
+of the product of `wide` one point in 3,000 is legal, and of 2,000 trials none was. `tpe` is offered only values that
+lead to a legal config: a parameter whose values are restricted has a name of its own for each set of values left,
+which is how Optuna writes spaces that depend on what was chosen.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from bench.comparison.cases import Case
 
 PREFIX = "optuna:"
 PRUNED, CONDITIONAL = "optuna:tpe_pruned", "optuna:tpe"
-ASKS = 4
 
 Point = tuple[int, ...]
 
@@ -44,14 +45,14 @@ def run(case: Case, name: str, seed: int, evaluations: int) -> list[float]:
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     space = _Space(case)
     measured: dict[Point, float] = {}
-    for _ in range(ASKS * evaluations):
+    for _ in range(evaluations):
         trial = study.ask()
         point = space.conditional(trial) if name == CONDITIONAL else space.product(trial)
         us = space.times_us.get(point)
-        if us is None:
+        if us is None or point in measured:
             study.tell(trial, state=states.PRUNED)
             continue
-        measured.setdefault(point, us)
+        measured[point] = us
         study.tell(
             trial, us if math.isfinite(us) else None, state=states.COMPLETE if math.isfinite(us) else states.PRUNED
         )

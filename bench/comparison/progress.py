@@ -22,28 +22,33 @@ class Key(NamedTuple):
 
 
 class Progress:
-    """The file.
+    """The file, and others that are only read.
 
     Attributes:
-        done: what it holds.
+        done: what they hold.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Reads it, if it is there; drops a last line that was cut off.
+    def __init__(self, path: Path, *others: Path) -> None:
+        """Reads them; drops a last line of the file that was cut off, and passes over one of the others.
+
+        Args:
+            path: of the file; it is made where there is none.
+            others: of files with searches that were done elsewhere.
 
         Raises:
-            FileError: another line is no record of a search.
+            FileError: another line is no record of a search, or one of the others cannot be read.
         """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
             with path.open("rb+") as file:
-                file.truncate(len(whole))
-        lines = whole.decode().splitlines()
-        self.done = dict(_parsed(path, number, line) for number, line in enumerate(lines, start=1))
+                file.truncate(whole)
+        self.done = _read(path)
+        for other in others:
+            self.done.update(_read(other))
 
     def add(self, key: Key, outcome: Outcome) -> None:
         """Takes note of a search."""
@@ -51,6 +56,16 @@ class Progress:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
         self.done[key] = outcome
+
+
+def _read(path: Path) -> dict[Key, Outcome]:
+    """What the whole lines of a file hold."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from error
+    lines = data[: data.rfind(b"\n") + 1].decode().splitlines()
+    return dict(_parsed(path, number, line) for number, line in enumerate(lines, start=1))
 
 
 def _parsed(path: Path, number: int, line: str) -> tuple[Key, Outcome]:

@@ -16,6 +16,8 @@ from cupygemm.search.scoring import expected_best, score
 Searches = Mapping[str, Mapping[int, Mapping[str, Outcome]]]
 """Strategy → seed → name of the table → search; a seed is in it only where every table of the group was searched."""
 QUARTILES = (25, 75)
+LEVELS = (98, 99)
+"""Percent of the optimum's speed whose first reaching is compared with random search's."""
 CHANCE = "random"
 
 
@@ -28,7 +30,8 @@ def group(cases: Sequence[Case], searches: Searches, budgets: Sequence[int]) -> 
         budgets: evaluations after which to score, ascending.
     """
     chance = {case.name: _Chance(case, budgets) for case in cases}
-    strategies = {name: _strategy(name, by_seed, chance, budgets) for name, by_seed in searches.items()}
+    of_group = cases[0].group
+    strategies = {name: _strategy(name, of_group, by_seed, chance, budgets) for name, by_seed in searches.items()}
     return {
         "name": cases[0].group,
         "tables": [
@@ -45,6 +48,7 @@ class _Chance:
     Attributes:
         optimum_us: of the table.
         expected_us: of the best of as many random points as each budget has.
+        levels: evaluations after which random search has reached each of `LEVELS` in half of its searches.
         worst_us: the slowest point that runs: what is taken for found where nothing is yet.
         reached: (budget, evaluations) how likely random search is as good as `expected_us` after so many.
     """
@@ -55,6 +59,8 @@ class _Chance:
         self.worst_us = max(us for us in times if np.isfinite(us))
         self.expected_us = [expected_best(times, min(budget, len(times))) for budget in budgets]
         self.reached = np.array([_reached(times, us, max(budgets)) for us in self.expected_us])
+        wanted_us = [case.optimum_us * 100 / level for level in LEVELS]
+        self.levels = [int((_reached(times, us, len(times)) >= 0.5).argmax()) + 1 for us in wanted_us]
 
 
 def _reached(times: Sequence[float], wanted_us: float, most: int) -> NDArray[np.float64]:
@@ -66,7 +72,11 @@ def _reached(times: Sequence[float], wanted_us: float, most: int) -> NDArray[np.
 
 
 def _strategy(
-    name: str, by_seed: Mapping[int, Mapping[str, Outcome]], chance: Mapping[str, _Chance], budgets: Sequence[int]
+    name: str,
+    group: str,
+    by_seed: Mapping[int, Mapping[str, Outcome]],
+    chance: Mapping[str, _Chance],
+    budgets: Sequence[int],
 ) -> dict[str, Any]:
     found = np.array([[_found(search[each], chance[each], budgets) for each in chance] for search in by_seed.values()])
     scores = np.array([[_scores(us, each) for us, each in zip(row, chance.values(), strict=True)] for row in found])
@@ -76,12 +86,13 @@ def _strategy(
     return {
         "package": contenders.kind(name),
         "seeded": name.endswith(contenders.own.SEEDED),
-        "draws_lots": contenders.draws_lots(name),
+        "draws_lots": contenders.different_seeds(name, group) is None,
         "seeds": len(by_seed),
         "score": _by(budgets, scores.mean(axis=(0, 1))),
         "stderr": _by(budgets, _standard_errors(scores)),
         "quartiles": _by(budgets, np.percentile(scores.mean(axis=1), QUARTILES, axis=0).T),
         "evaluations_over_random": _by(budgets, np.median(np.array(ratios), axis=(0, 1))),
+        "levels": _levels(by_seed, chance),
         "evaluations": float(np.median([outcome.evaluations for outcome in outcomes])),
         "seconds": {"median": round(float(np.median(seconds)), 2), "most": round(max(seconds), 2)},
         "per_table": {
@@ -108,6 +119,10 @@ def _random(chance: Mapping[str, _Chance], budgets: Sequence[int]) -> dict[str, 
         "score": zero,
         "stderr": zero,
         "evaluations_over_random": _by(budgets, np.array(needed) / np.array(budgets)),
+        "levels": {
+            str(level): {"evaluations": float(np.median(found)), "over_random": 1.0}
+            for level, found in zip(LEVELS, np.transpose([each.levels for each in chance.values()]), strict=True)
+        },
         "per_table": {
             name: {"score": zero, "fraction": _by(budgets, each.optimum_us / np.array(each.expected_us))}
             for name, each in chance.items()
@@ -133,6 +148,22 @@ def _over_chance(outcome: Outcome, chance: _Chance, budgets: Sequence[int]) -> l
         next((index / budget for index, us in outcome.improvements if us <= expected), np.inf)
         for budget, expected in zip(budgets, chance.expected_us, strict=True)
     ]
+
+
+def _levels(by_seed: Mapping[int, Mapping[str, Outcome]], chance: Mapping[str, _Chance]) -> dict[str, Any]:
+    """Evaluations until a level was reached, and over those that half of the random searches need: medians of all
+    searches; null where half of them did not reach it."""
+    found = {}
+    for place, level in enumerate(LEVELS):
+        pairs = []
+        for search in by_seed.values():
+            for table, each in chance.items():
+                wanted_us = each.optimum_us * 100 / level
+                needed = next((index for index, us in search[table].improvements if us <= wanted_us), np.inf)
+                pairs.append((needed, needed / each.levels[place]))
+        evaluations, ratio = np.median(pairs, axis=0)
+        found[str(level)] = {"evaluations": _rounded(evaluations), "over_random": _rounded(ratio)}
+    return found
 
 
 def _standard_errors(scores: NDArray[np.float64]) -> NDArray[np.float64]:

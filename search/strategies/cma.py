@@ -19,13 +19,15 @@ from collections.abc import Sequence
 
 import numpy as np
 from cmaes import CatCMAwM
+from numpy.typing import NDArray
 
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
 from cupygemm.search.strategies import StrategyContext, opening, unseen
+from cupygemm.search.strategies.draws import draw
 
-REDRAWS = 200
-"""Illegal draws in a row after which a legal config is taken at random instead."""
+AT_ONCE = (20, 180)
+"""Draws that are made together until one of them is legal; after the last a legal config is taken at random instead."""
 BARREN_GENERATIONS = 5
 """Generations in a row without a new config after which the search starts again elsewhere."""
 
@@ -46,6 +48,7 @@ class CmaEs:
         varying = [i for i, knob in enumerate(space.knobs) if knob.varies]
         self._ordered = [i for i in varying if space.knobs[i].ordered and len(space.knobs[i].values) > 2]
         self._categorical = [i for i in varying if i not in self._ordered]
+        self._fixed = np.zeros(len(space.knobs), dtype=np.intp)
         self._seen: set[KernelConfig] = set()
         self._barren = 0
         self._degenerate = False
@@ -123,32 +126,28 @@ class CmaEs:
         )
 
     def _propose(self, optimizer: CatCMAwM) -> tuple[KernelConfig, CatCMAwM.Solution]:
-        for _ in range(REDRAWS):
-            solution = optimizer.ask()
-            config = self._decode(solution)
-            if self._space.is_legal(config):
-                return config, solution
+        for count in AT_ONCE:
+            draws = draw(optimizer, count, self._rng)
+            points = np.tile(self._fixed, (count, 1))
+            points[:, self._ordered], points[:, self._categorical] = draws.ordered, draws.categories
+            row = self._space.first_legal(points)
+            if row is not None:
+                return self._space.decode(points[row].tolist()), self._solution(points[row], draws.raw[row])
         config = self._space.sample(self._rng)
         return config, self._encode(config)
 
-    def _decode(self, solution: CatCMAwM.Solution) -> KernelConfig:
-        indices = [0] * len(self._space.knobs)
-        for column, i in enumerate(self._ordered):
-            indices[i] = int(solution.z[column])
-        for row, i in enumerate(self._categorical):
-            indices[i] = int(np.argmax(solution.c[row]))
-        return self._space.decode(indices)
-
     def _encode(self, config: KernelConfig) -> CatCMAwM.Solution:
-        """A solution for a config that the optimiser did not draw. `_v_raw` is private: a test watches over it."""
-        indices = self._space.encode(config)
-        z = np.array([float(indices[i]) for i in self._ordered])
+        """A solution for a config that was not drawn."""
+        indices = np.array(self._space.encode(config))
+        return self._solution(indices, indices[self._ordered].astype(float))
+
+    def _solution(self, indices: NDArray[np.intp], raw: NDArray[np.float64]) -> CatCMAwM.Solution:
+        """What the optimiser is told of a point. `_v_raw` is private: a test watches over it."""
+        z = indices[self._ordered].astype(float)
         most = max((len(self._space.knobs[i].values) for i in self._categorical), default=0)
-        c = np.zeros((len(self._categorical), most), dtype=bool)
-        for row, i in enumerate(self._categorical):
-            c[row, indices[i]] = True
-        ordered, categorical = bool(self._ordered), bool(self._categorical)
-        return CatCMAwM.Solution(z=z if ordered else None, c=c if categorical else None, _v_raw=z if ordered else None)
+        c = indices[self._categorical][:, None] == np.arange(most)
+        gaussian = {"z": z, "_v_raw": raw} if self._ordered else {}
+        return CatCMAwM.Solution(**gaussian, **({"c": c} if self._categorical else {}))
 
 
 def _losses(measurements: Sequence[Measurement]) -> list[float]:

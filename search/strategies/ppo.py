@@ -16,8 +16,8 @@ from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
 from cupygemm.search.choices import Choices, Indices
 from cupygemm.search.cloning import CloningOptions, Examples, clone
-from cupygemm.search.policy import PolicyModel, cpu
-from cupygemm.search.ppo import Learner, PpoOptions, Rollout, choose, new_learner, rollout_of, update, with_networks
+from cupygemm.search.policy import HostPolicy, PolicyModel, cpu
+from cupygemm.search.ppo import Learner, PpoOptions, Rollout, new_learner, rollout_of, update, with_networks
 from cupygemm.search.strategies import StrategyContext
 
 
@@ -48,6 +48,7 @@ class Ppo:
         self._baseline_us: float | None = None
         self._best_reward = -np.inf
         self._rollout: Rollout | None = None
+        self._rng = np.random.default_rng(context.seed)
         with jax.default_device(cpu()):
             self._learner: Learner = new_learner(self._model, self._options, context.seed)
 
@@ -110,33 +111,30 @@ class Ppo:
 
     def _draw(self) -> NDArray[np.int32]:
         """Up to a batch of choices (n, depth) by the policy, without replacement; remembers the rollout."""
-        rows: list[NDArray[np.int32]] = []
+        rows: list[list[int]] = []
         masks: list[NDArray[np.bool_]] = []
-        with jax.default_device(cpu()):
-            key, drawing = jax.random.split(self._learner.key)
-            self._learner = self._learner._replace(key=key)
-            while len(rows) < self._options.batch and self._choices.open(()).any():
-                row, mask = self._draw_one(jax.random.fold_in(drawing, len(rows)))
-                self._choices.take(tuple(row.tolist()))
-                rows.append(row)
-                masks.append(mask)
-            choices = np.array(rows)
-            # A last batch that is not full teaches nothing: nothing comes after it.
-            if len(rows) == self._options.batch:
+        policy = HostPolicy(self._model, self._learner.networks)
+        while len(rows) < self._options.batch and self._choices.open(()).any():
+            row, mask = self._draw_one(policy)
+            self._choices.take(tuple(row))
+            rows.append(row)
+            masks.append(mask)
+        choices = np.array(rows, dtype=np.int32)
+        # A last batch that is not full teaches nothing: nothing comes after it.
+        if len(rows) == self._options.batch:
+            with jax.default_device(cpu()):
                 states = self._model.states(choices)
                 self._rollout = rollout_of(self._model, self._learner.networks, states, np.array(masks), choices)
         return choices
 
-    def _draw_one(self, key: jax.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Choices (depth,) among what is open, and the masks (depth, width) they were drawn under."""
-        model = self._model
-        row = np.zeros((1, model.depth), dtype=np.int32)
-        masks = np.zeros((model.depth, model.width), dtype=bool)
-        for position, drawing in enumerate(jax.random.split(key, model.depth)):
-            masks[position] = self._choices.open(_prefix(row[0], position))
-            states = model.states(row)[:, position]
-            row[:, position] = choose(model, self._learner.networks, states, masks[None, position], drawing)
-        return row[0], masks
+    def _draw_one(self, policy: HostPolicy) -> tuple[list[int], NDArray[np.bool_]]:
+        """Choices among what is open, and the masks (depth, width) they were drawn under."""
+        row: list[int] = []
+        masks = np.zeros((self._model.depth, self._model.width), dtype=bool)
+        for mask in masks:
+            mask[:] = self._choices.open(tuple(row))
+            row.append(policy.draw(row, mask, self._rng))
+        return row, masks
 
     def _update(self, rollout: Rollout, rewards: NDArray[np.float32]) -> None:
         with jax.default_device(cpu()):

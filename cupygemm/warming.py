@@ -1,0 +1,224 @@
+"""Kernels compiled and loaded ahead of the calls that need them: `warmup`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cupygemm import api, compiler, driver, kernel_cache
+from cupygemm.atomic import check_writable
+from cupygemm.bundle import Bundle, gpu_words
+from cupygemm.bundle_check import spec_of
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.device import H200, DeviceSpec
+from cupygemm.dispatch import UNUSABLE, Dispatcher, unposed_reason
+from cupygemm.errors import BundleError, CaptureError, CompileError, ProblemError
+from cupygemm.loading import Kernels, compiling_at_once, cubin_key, is_capturing
+from cupygemm.problem import Problem
+from cupygemm.text import count
+
+Progress = Callable[[int, int], object]
+"""Told how many kernels are there, of how many."""
+Cubin = tuple[Any, ...]
+"""A `cubin_key`."""
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """What `warmup` came to.
+
+    Attributes:
+        device: the GPU that it was done for.
+        loaded: whether that GPU is here, and the kernels are loaded on it; else they are compiled only.
+        compiled: kernels that were compiled.
+        cached: kernels that were in the disk cache before.
+        ready: problems whose kernel is ready now.
+        cublas: problems that `cupy.matmul` computes, and why.
+        failed: problems whose kernel cannot be had, and why.
+        seconds: how long it took.
+    """
+
+    device: DeviceSpec
+    loaded: bool
+    compiled: int
+    cached: int
+    ready: tuple[Problem, ...]
+    cublas: dict[Problem, str]
+    failed: dict[Problem, str]
+    seconds: float
+
+    def __str__(self) -> str:
+        kernels = f"{count(self.compiled, 'kernel')} compiled, {self.cached} in the cache before"
+        where = "loaded" if self.loaded else "not loaded, since that GPU is not at hand"
+        problems = f"{count(len(self.ready), 'problem')} ready, {len(self.cublas)} left to cuBLAS"
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"{gpu_words(self.device)}: {kernels}, {where}; {problems}{failed} ({self.seconds:.1f} s)"
+
+
+def warmup(
+    bundle: Bundle | str | os.PathLike[str] | None = None,
+    *,
+    problems: Iterable[Problem] | None = None,
+    device: int | None = None,
+    threads: int | None = None,
+) -> Warmup:
+    """Compiles ahead, in parallel, what a bundle has configs for, and loads it on a GPU.
+
+        cupygemm.use("tuned.yaml")
+        print(cupygemm.warmup())
+
+    First calls of these problems then neither compile nor load, and can be captured in a CUDA graph. Kernels go to the
+    disk cache, for later processes too. Where the GPU is no Hopper GPU, or there is none, they are compiled for the one
+    that the bundle was measured on, and not loaded. It does what it is told, whatever CUPYGEMM_COMPILE says, and prints
+    nothing.
+
+    Args:
+        bundle: a `Bundle` or the path of one, which need not be in force; None for those in force, without the shipped
+            one if there is another.
+        problems: these alone, for which there may also be no entry: what `matmul` would run for them. None for those
+            that the bundles have entries for.
+        device: index of a CUDA device; None for the current one.
+        threads: that compile; None for one a core.
+
+    Returns:
+        What was compiled, what was in the cache, and what failed and why. `str` of it is a line for a person.
+
+    Raises:
+        BundleError: the bundle cannot be read, or is neither a file nor a bundle.
+        ProblemError: one of `problems` is none.
+        ValueError: `threads` is less than 1.
+        CompileError: NVRTC is missing.
+        OSError: the disk cache cannot be written.
+        LaunchError: there is no such device.
+        CaptureError: a CUDA graph is being captured.
+    """
+    if bundle is None:
+        return warm_up(api._dispatcher, problems, device, threads)
+    if not isinstance(bundle, Bundle | str | os.PathLike):
+        raise BundleError(f"warmup({bundle!r}): give a Bundle or the path of one, or nothing for those in force")
+    given = bundle if isinstance(bundle, Bundle) else Bundle.load(Path(bundle))
+    name = "the bundle given" if isinstance(bundle, Bundle) else str(bundle)
+    return warm_up(Dispatcher({name: given}, kernels=api._dispatcher.kernels), problems, device, threads)
+
+
+def warm_up(
+    dispatcher: Dispatcher,
+    problems: Iterable[Problem] | None = None,
+    device: int | None = None,
+    threads: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Warmup:
+    """The same with what a dispatcher would choose.
+
+    Raises:
+        As `warmup`.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}: give 1 or more, or None for one a core")
+    began = time.monotonic()
+    index, spec = _gpu(dispatcher, device)
+    if index is not None and is_capturing():
+        raise CaptureError("a CUDA graph is being captured, and warmup compiles and loads: call it before the capture")
+    asked = dispatcher.problems() if problems is None else _checked(problems)
+    wanted, cublas = _choose(dispatcher, asked, spec)
+    pairs = {problem: (KernelSpec.of(problem), config) for problem, config in wanted.items()}
+    cubins = {problem: cubin_key(*pair) for problem, pair in pairs.items()}
+    cached, errors = _compile(dispatcher.kernels, pairs.values(), threads or _num_cores(), progress)
+    failed = {problem: errors[cubin] for problem, cubin in cubins.items() if cubin in errors}
+    if index is not None:
+        with compiling_at_once():
+            failed |= _load(dispatcher, {each: wanted[each] for each in wanted if each not in failed}, index)
+    return Warmup(
+        device=spec,
+        loaded=index is not None,
+        compiled=len(set(cubins.values())) - cached - len(errors),
+        cached=cached,
+        ready=tuple(problem for problem in wanted if problem not in failed),
+        cublas=cublas,
+        failed=failed,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _gpu(dispatcher: Dispatcher, device: int | None) -> tuple[int | None, DeviceSpec]:
+    """The GPU at hand, or None and the one that the first bundle was measured on."""
+    index = device
+    if index is None and driver.devices():
+        index = int(driver.cupy().cuda.runtime.getDevice())
+    if index is not None:
+        spec = driver.device_spec(index)
+        if spec.is_hopper:
+            return index, spec
+    measured_on = [spec_of(bundle.device) for _, bundle in dispatcher.bundles()]
+    return None, (measured_on or [H200])[0]
+
+
+def _choose(
+    dispatcher: Dispatcher, problems: Iterable[Problem], spec: DeviceSpec
+) -> tuple[dict[Problem, KernelConfig], dict[Problem, str]]:
+    """The configs that would run there, and why cuBLAS would for the other problems."""
+    wanted, cublas = {}, {}
+    for problem in problems:
+        choice, unposed = dispatcher.choose_on(problem, spec), unposed_reason(problem)
+        if choice.config is None or unposed is not None:
+            cublas[problem] = unposed or choice.reason
+        else:
+            wanted[problem] = choice.config
+    return wanted, cublas
+
+
+def _checked(problems: Iterable[Problem]) -> list[Problem]:
+    found = list(dict.fromkeys(problems))
+    for problem in found:
+        if not isinstance(problem, Problem):
+            raise ProblemError(f"problems: {problem!r} is no Problem: write cupygemm.Problem(m, n, k, ...)")
+    return found
+
+
+def _num_cores() -> int:
+    """Those that this process may use: in a container fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _compile(
+    kernels: Kernels, pairs: Iterable[tuple[KernelSpec, KernelConfig]], threads: int, progress: Progress
+) -> tuple[int, dict[Cubin, str]]:
+    """Compiles into the disk cache; gives how many were there, and what went wrong with which.
+
+    NVRTC runs in threads side by side, and Python beside it (12.4, 12.9 and 13.0 do, 2026-11): no processes are needed.
+    """
+    different = {cubin_key(*pair): pair for pair in pairs}
+    if not all(compiler.is_cached(*pair) for pair in different.values()):
+        # Found out before, not after minutes of compiling.
+        check_writable(kernel_cache.folder() / "kernel")
+    cached, errors = 0, {}
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="cupygemm-warmup")
+    try:
+        jobs = {pool.submit(kernels.compile, *pair): cubin for cubin, pair in different.items()}
+        for done, job in enumerate(as_completed(jobs), 1):
+            try:
+                cached += job.result()[1]
+            except CompileError as error:
+                errors[jobs[job]] = str(error)
+            progress(done, len(jobs))
+    finally:
+        # An interruption waits for what is being compiled, not for all.
+        pool.shutdown(cancel_futures=True)
+    return cached, errors
+
+
+def _load(dispatcher: Dispatcher, wanted: dict[Problem, KernelConfig], index: int) -> dict[Problem, str]:
+    """Loads what is compiled, and has the dispatcher decide, which loads another where one cannot be used."""
+    failed = {}
+    for problem, config in wanted.items():
+        try:
+            dispatcher.kernels.load(problem, config, index)
+        except UNUSABLE as error:
+            failed[problem] = str(error)
+        dispatcher.choose_for(problem, index)
+    return failed

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything that is recorded on a GPU, in one go of most of an hour on an H200: the correctness protocol, the replay
 # tables, a bundle, the times and the profile. Results land in one folder; copy what is wanted into bench/results,
-# search/tables and cupygemm/bundles (h200.yaml), then run `cupygemm train -o search/policies/policy.npz` and
-# `cupygemm report`. bench/search.py, bench/compare.py and bench/transfer.py, which need no GPU, make the comparison of
+# search/tables and cupygemm/bundles (h200.yaml), then run `cupygemm train -o search/policies/policy.npz`,
+# `bench/ship_forecast.py bench/results/survey.jsonl -o cupygemm/bundles/h200_forecast.npz` and `cupygemm report`. bench/search.py, bench/compare.py and bench/transfer.py, which need no GPU, make the comparison of
 # strategies and of what carries over.
 #
 #   CUPYGEMM_COMMIT=$(git rev-parse --short HEAD) PYTHON=.venv-gpu/bin/python bench/run_all.sh build/results
@@ -65,6 +65,10 @@ timeout 120 "$python" bench/layouts.py 2048x2048x4096 4096x4096x4096 --bundle "$
 timeout 60 "$python" bench/host.py -o "$out/host.json"
 timeout 60 "$python" bench/stacks.py -o "$out/stacks.json"
 timeout 120 "$python" bench/packing.py -o "$out/packing.json"
+
+step unseen
+timeout 320 "$python" bench/survey.py -o "$out/survey.jsonl"
+timeout 300 "$python" bench/unseen.py -o "$out/unseen.json"
 
 step profile
 timeout 90 "$python" bench/timeline.py 2048x2048x4096 4096x4096x1024 8192x16384x256 --bundle "$out/tuned.yaml" \

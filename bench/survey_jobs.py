@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from cupygemm import driver
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CupygemmError
@@ -66,17 +67,25 @@ def baselines(device: int, problem: Problem) -> dict[str, Any]:
 SURVEY_JOBS: Jobs = replace(GPU_JOBS, confirm=confirm, baselines=baselines)
 
 
-def without_gaps(bench: Bench) -> Launch:
-    """cuBLAS on copies of a bench's operands whose rows lie one after the other, as most arrays of CuPy's do.
+def without_gaps(bench: Bench, launch: Launch | None = None) -> Launch:
+    """cuBLAS, or another launch, on copies of a bench's operands whose rows lie one after the other.
 
-    The copies are made now, since none can be made while a graph is captured.
+    The copies of those that are timed are made now, since none can be made while a graph is captured.
     """
-    layout = bench.problem.layout
-    copies = {id(each.a): _closed(each, layout) for each in bench.operands(ROTATED)}
-    return lambda operands: bench.cublas(copies[id(operands.a)]._replace(out=operands.out))
+    layout, run = bench.problem.layout, bench.cublas if launch is None else launch
+    copies = {id(each.a): closed(each, layout) for each in bench.operands(ROTATED)}
+    # The bench launches on a stream of its own, which waits for no other.
+    driver.cupy().cuda.get_current_stream().synchronize()
+
+    def launch_closed(operands: Operands) -> None:
+        copy = copies.get(id(operands.a)) or closed(operands, layout)
+        run(copy._replace(out=operands.out))
+
+    return launch_closed
 
 
-def _closed(operands: Operands, layout: str) -> Operands:
+def closed(operands: Operands, layout: str) -> Operands:
+    """The same operands without gaps between rows, as most arrays of CuPy's are."""
     a, b = (
         array.copy(order="C") if letter == "n" else array.swapaxes(-1, -2).copy(order="C").swapaxes(-1, -2)
         for array, letter in zip((operands.a, operands.b), layout, strict=True)

@@ -2,52 +2,60 @@
 
     python bench/unseen.py -o bench/results/unseen.json
 
-The shapes are those of `shapes.unseen`, by the seed in the file. Where an own kernel is chosen it is verified and timed
-in turns with cuBLAS as CuPy calls it and the best of cublasLt's algorithms: GPU time, operands out of the L2. Where the
-product is left to `cupy.matmul` both are the same launch, which is timed once: there the ratio is 1 by construction.
-Operands have no gaps between rows; where TMA cannot read those, cuBLAS alone is timed.
+The shapes are those of `shapes.unseen`, by the seed in the file; operands have no gaps between rows, as most arrays of
+CuPy's. Where an own kernel is chosen it is verified and timed in turns with cuBLAS as CuPy calls it: GPU time, operands
+out of the L2. Where TMA cannot read the operands that is the copy and the kernel, beside cuBLAS on the operands as they
+lie. Where the product is left to `cupy.matmul` both are the same launch, which is timed once: there the ratio is 1 by
+construction.
 """
 
 from __future__ import annotations
 
 import math
+import multiprocessing
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 import shapes
-from survey_jobs import without_gaps
+from survey_jobs import CONTIGUOUS, closed, without_gaps
+from survey_jobs import effort as survey_effort
 
 from cupygemm import driver, provenance
-from cupygemm.benchmark import OWN, benchmark, result_row
+from cupygemm.benchmark import OWN, result_row
 from cupygemm.choice import Choice
 from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dispatch import Dispatcher
-from cupygemm.errors import CupygemmError
+from cupygemm.errors import CompileError, CupygemmError, VerificationError
 from cupygemm.gpu_lock import holding_gpu
-from cupygemm.measure import CUBLAS, CUBLASLT, THOROUGH, Bench, Timing, is_usable
+from cupygemm.measure import CUBLAS, WRONG_BASELINE, Bench, is_usable
 from cupygemm.names import ROTATED
+from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
+from cupygemm.product import Own, decide
 from cupygemm.results import times_document, write_results
 
 DECISIONS = 5
 """Timed for a shape, of which the median counts."""
+WARM_US = 60_000.0
+"""Of turns before those that count."""
 
 Row = dict[str, Any]
 
 
 @click.command()
 @click.option("--only", type=int, help="So many of the shapes, evenly taken. Default: all.")
-@click.option("--seconds", type=float, default=540.0, show_default=True, help="After which no shape is begun.")
+@click.option("--seconds", type=float, default=220.0, show_default=True, help="After which no shape is begun.")
 @click.option("--device", type=int, default=0, show_default=True)
 @click.option("--commit", help="Of the source, where there is no git history.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
@@ -67,13 +75,14 @@ def main(only: int | None, seconds: float, device: int, commit: str | None, outp
     compile_ahead([(choice.problem, choice.config) for choice, _ in decided.values()])
     rows: list[Row] = []
     failures: list[Row] = []
-    with holding_gpu(device):
-        for problem, (choice, decision_us) in decided.items():
+    with holding_gpu(device), driver.cupy().cuda.Device(device):
+        for problem, (_, decision_us) in decided.items():
             try:
                 if time.monotonic() > ends:
                     raise TimeoutError("time was up")
-                rows.append({**measured(problem, dispatcher, device), **told(choice, decision_us)})
-                click.echo(f"{problem}: {ratio(rows[-1]):.3f} of cuBLAS, {choice.kernel}")
+                found = measured(problem, dispatcher, device)
+                rows.append({**found, "decision_us": round(decision_us, 1)})
+                click.echo(f"{problem}: {ratio(found):.3f} of cuBLAS, {found['kernel']}")
             except (CupygemmError, MemoryError, TimeoutError) as error:
                 failures.append({**problem.to_dict(), "detail": str(error) or "out of memory"})
                 click.echo(f"{problem}: {error}", err=True)
@@ -90,35 +99,44 @@ def main(only: int | None, seconds: float, device: int, commit: str | None, outp
 def decisions(
     dispatcher: Dispatcher, problems: Sequence[Problem], device: DeviceSpec
 ) -> dict[Problem, tuple[Choice, float]]:
-    """What dispatch says of each problem, and how long it takes to, µs on the host, once its files are read."""
+    """What dispatch says of each problem, and how long it takes to, µs on the host, once its files are read.
+
+    All problems take turns: nothing that is kept of the last one answers for the next.
+    """
     dispatcher.choose_on(Problem(8, 8, 8), device)
-    return {problem: _timed(partial(decision, dispatcher, problem, device)) for problem in problems}
+    samples: dict[Problem, list[float]] = {problem: [] for problem in problems}
+    choices = {}
+    for _ in range(DECISIONS):
+        for problem in problems:
+            started = time.perf_counter()
+            choices[problem] = decision(dispatcher, problem, device)
+            samples[problem].append((time.perf_counter() - started) * 1e6)
+    return {problem: (choices[problem], median(samples[problem])) for problem in problems}
 
 
 def decision(dispatcher: Dispatcher, problem: Problem, device: DeviceSpec) -> Choice:
-    """What dispatch says of a problem whose operands have no gaps; nothing is compiled."""
+    """What dispatch says of a problem whose operands have no gaps; nothing is compiled.
+
+    Where TMA cannot read them it is what would run if copies paid, which `product.decide` settles with arrays at hand.
+    """
     seen = shapes.posed(problem)
-    return Choice("cublas", seen) if isinstance(seen, str) else dispatcher.choose_on(seen, device)
-
-
-def _timed(decide: Callable[[], Choice]) -> tuple[Choice, float]:
-    samples = []
-    for _ in range(DECISIONS):
-        started = time.perf_counter()
-        choice = decide()
-        samples.append((time.perf_counter() - started) * 1e6)
-    return choice, median(samples)
+    if isinstance(seen, Problem):
+        return dispatcher.choose_on(seen, device)
+    dispatcher.predict(problem, device)
+    return dispatcher.choose_on(problem, device, copied=True)
 
 
 def compile_ahead(kernels: Sequence[tuple[Problem | None, KernelConfig | None]]) -> None:
     """Compiles into the cache what will be launched, in parallel."""
     wanted = {(KernelSpec.of(problem), config) for problem, config in kernels if problem and config}
-    with ProcessPoolExecutor() as pool:
+    # A forked process would inherit what CUDA has begun here.
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(_compile, wanted))
 
 
 def _compile(kernel: tuple[KernelSpec, KernelConfig]) -> None:
-    compile_kernel(*kernel)
+    with suppress(CompileError):  # which dispatch meets again, and says
+        compile_kernel(*kernel)
 
 
 def measured(problem: Problem, dispatcher: Dispatcher, device: int) -> Row:
@@ -129,29 +147,51 @@ def measured(problem: Problem, dispatcher: Dispatcher, device: int) -> Row:
     """
     seen = shapes.posed(problem)
     if isinstance(seen, str):
-        bench = Bench(problem, device)
-        timing = bench.time({OWN: without_gaps(bench)}, THOROUGH)
-        timing.samples_us = {OWN: timing.samples_us[OWN], CUBLAS: timing.samples_us[OWN]}
-        return _row(bench, timing)
+        return copied(problem, dispatcher, device)
     choice, plan = dispatcher.choose_for(seen, device)
     bench = Bench(seen, device)
-    if plan is not None:
-        return benchmark(bench, plan.launch, choice.config, effort=THOROUGH)
-    best = bench.cublaslt()
-    timing = bench.time({} if best is None else {CUBLASLT: best.run}, THOROUGH)
-    timing.samples_us[OWN] = timing.samples_us[CUBLAS]
-    return _row(bench, timing)
+    launches = {} if plan is None else {OWN: plan.launch}
+    return {**row(bench, launches, choice.config), "reason": choice.reason}
 
 
-def _row(bench: Bench, timing: Timing) -> Row:
-    """Of a product that is left to `cupy.matmul`."""
-    error = bench.verify(bench.cublas).error
-    return result_row(bench.problem, timing, error, None, ROTATED, bench.bytes_rotated(ROTATED))
+def copied(problem: Problem, dispatcher: Dispatcher, device: int) -> Row:
+    """The row of a problem whose operands TMA cannot read: with copies of them, if `matmul` would make any."""
+    bench = Bench(problem, device)
+    a, b = closed(bench.operands(ROTATED)[0], problem.layout)[:2]
+    decided = decide(dispatcher, a, b, None, {})
+    launches = {CONTIGUOUS: without_gaps(bench)}
+    if decided.own is not None:
+        launches[OWN] = without_gaps(bench, with_copies(decided.own))
+    return {**row(bench, launches, decided.choice.config), "reason": decided.choice.reason}
 
 
-def told(choice: Choice, decision_us: float) -> Row:
-    """What a row says of the decision."""
-    return {"reason": choice.reason, "decision_us": round(decision_us, 1)}
+def with_copies(own: Own) -> Launch:
+    """What `matmul` launches, with memory for copies that a graph can use again."""
+    packing, plan = own.packing, own.plan
+    if packing is None:
+        return plan.launch
+    buffer = driver.cupy().empty(packing.buffer_bytes, "uint8")
+
+    def launch(operands: Operands) -> None:
+        plan(*packing(operands.a, operands.b, buffer), operands.out)
+
+    return launch
+
+
+def row(bench: Bench, launches: Mapping[str, Launch], config: KernelConfig | None) -> Row:
+    """Times by turns; without an own kernel, those of the product that is left to `cupy.matmul`.
+
+    Raises:
+        VerificationError: a result is wrong.
+    """
+    verdict = bench.verify(launches.get(OWN, bench.cublas))
+    if not (verdict.ok if OWN in launches else verdict.error < WRONG_BASELINE):
+        raise VerificationError(f"{bench.problem}: {verdict.detail}")
+    effort = replace(survey_effort(bench.problem, len(launches)), warm_us=WARM_US)
+    samples = (timing := bench.time(launches, effort)).samples_us
+    samples[CUBLAS] = samples.pop(CONTIGUOUS, samples[CUBLAS])
+    samples.setdefault(OWN, samples[CUBLAS])
+    return result_row(bench.problem, timing, verdict.error, config, ROTATED, bench.bytes_rotated(ROTATED))
 
 
 def ratio(row: Mapping[str, Any]) -> float:

@@ -24,6 +24,8 @@ from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES, OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import CompileError, ConfigError, LaunchError, ProblemError
+from cupygemm.forecast import Prediction
+from cupygemm.foresight import Foresight
 from cupygemm.in_force import InForce, Source
 from cupygemm.kernel_plan import Plan, oversize_reason
 from cupygemm.legality import illegal_reason
@@ -38,6 +40,7 @@ Make = Callable[[KernelConfig], Plan | None]
 """Makes a plan with a config, or nothing where it is only asked whether it could; raises one of `UNUSABLE`."""
 UNUSABLE = (CompileError, ConfigError, LaunchError, ProblemError)
 """What keeps a config from running."""
+_NO_CONFIG = "no bundle in force has a config for it"
 
 
 class Dispatcher:
@@ -70,8 +73,9 @@ class Dispatcher:
         self._lock = threading.RLock()
         self._in_force = InForce(only)
         self._even_slower = even_slower
-        self._chosen: dict[tuple[Problem, int], tuple[Choice, Plan | None]] = {}
-        self._meanwhile: dict[tuple[Problem, int], tuple[Choice, Job]] = {}
+        self._foresight = Foresight()
+        self._chosen: dict[tuple[Problem, int, bool], tuple[Choice, Plan | None]] = {}
+        self._meanwhile: dict[tuple[Problem, int, bool], tuple[Choice, Job]] = {}
         self._logged: set[tuple[str, str]] = set()
         self._passed_over: set[tuple[str, Problem, str]] = set()
         self._may_wait = may_wait
@@ -111,17 +115,23 @@ class Dispatcher:
         problem = problem_of(a, b, out, out_dtype, epilogue)
         if isinstance(problem, str):
             return Choice("cublas", problem), None
-        key = (problem, a.device.id)
+        key = (problem, a.device.id, False)
         known = self._chosen.get(key)
         return self.choose_for(*key) if known is None else known
 
-    def choose_for(self, problem: Problem, index: int) -> tuple[Choice, Plan | None]:
+    def choose_for(self, problem: Problem, index: int, copied: bool = False) -> tuple[Choice, Plan | None]:
         """What runs a problem whose operands own kernels can read, on a CUDA device.
+
+        Args:
+            problem: what is computed.
+            index: of the device.
+            copied: whether own kernels read copies, made because that is expected to be faster than cuBLAS is with
+                the operands as they lie: how fast it is with such as TMA reads then decides nothing.
 
         Raises:
             CaptureError, BundleError, SettingError: as `choose`.
         """
-        key = (problem, index)
+        key = (problem, index, copied)
         with self._lock:
             known, meanwhile, generation = self._chosen.get(key), self._meanwhile.get(key), self.generation
         if known is not None:
@@ -130,7 +140,7 @@ class Dispatcher:
         if meanwhile is not None and may_wait and not meanwhile[1].is_over and not is_capturing():
             return meanwhile[0], None
         try:
-            found = self._prepare(problem, index, may_wait)
+            found = self._prepare(problem, index, may_wait, copied)
         except StillCompiling as state:
             choice = Choice("cublas", str(state), problem)
             with self._lock:
@@ -140,6 +150,15 @@ class Dispatcher:
         with self._lock:
             # What was decided by bundles that have gone meanwhile holds for this call alone.
             return self._chosen.setdefault(key, found) if generation == self.generation else found
+
+    def predict(self, problem: Problem, device: DeviceSpec) -> Prediction | None:
+        """What is expected of a problem that nobody has tuned; None where nothing is.
+
+        Raises:
+            BundleError: as `choose`.
+        """
+        with self._lock:
+            return self._foresight.predict(problem, device) if self._in_force.ships() else None
 
     def bundles(self) -> list[tuple[str, Bundle]]:
         """The bundles in force by name, the newest first.
@@ -161,29 +180,38 @@ class Dispatcher:
         named = [source for source in sources if not source.ships] or sources
         return list(dict.fromkeys(entry.problem for source in named for entry in source.bundle.entries))
 
-    def choose_on(self, problem: Problem, device: DeviceSpec) -> Choice:
+    def choose_on(self, problem: Problem, device: DeviceSpec, copied: bool = False) -> Choice:
         """What would run a problem on a GPU that need not be here: nothing is compiled or loaded.
+
+        Args:
+            problem, copied: as of `choose_for`.
+            device: where.
 
         Raises:
             BundleError: as `choose`.
         """
 
-        return self._first_that_works(problem, device, lambda config: _refuse_illegal(problem, config, device))[0]
+        def refuse(config: KernelConfig) -> None:
+            _refuse_illegal(problem, config, device)
 
-    def _prepare(self, problem: Problem, index: int, may_wait: bool) -> tuple[Choice, Plan | None]:
+        return self._first_that_works(problem, device, refuse, copied)[0]
+
+    def _prepare(self, problem: Problem, index: int, may_wait: bool, copied: bool) -> tuple[Choice, Plan | None]:
         def make(config: KernelConfig) -> Plan:
             return Plan(problem, self.kernels.load(problem, config, index, may_wait))
 
-        return self._first_that_works(problem, driver.device_spec(index), make)
+        return self._first_that_works(problem, driver.device_spec(index), make, copied)
 
-    def _first_that_works(self, problem: Problem, device: DeviceSpec, make: Make) -> tuple[Choice, Plan | None]:
+    def _first_that_works(
+        self, problem: Problem, device: DeviceSpec, make: Make, copied: bool
+    ) -> tuple[Choice, Plan | None]:
         """What the first entry comes to that can run, with what `make` makes of it; it raises where one cannot."""
         if not device.is_hopper:
             return Choice("cublas", f"{device.name} is not a Hopper GPU", problem), None
         passed_over: list[str] = []
         for source, entry in self._entries(problem, device):
             # What is measured of a stack is no way that CuPy goes, which is far slower.
-            loses = entry.is_slower and not self._even_slower and problem.batch == 1
+            loses = entry.is_slower and not (self._even_slower or copied) and problem.batch == 1
             reason = source.bundle.mismatch(device)
             if reason is None:
                 plan = None
@@ -203,7 +231,24 @@ class Dispatcher:
                 return Choice("own", why, problem, config, name), make(config)
             except UNUSABLE as error:
                 passed_over.append(f"{why}, but {error}")
-        return Choice("cublas", "; ".join(passed_over) or "no bundle in force has a config for it", problem), None
+        return self._expected(problem, device, make, copied, passed_over)
+
+    def _expected(
+        self, problem: Problem, device: DeviceSpec, make: Make, copied: bool, passed_over: list[str]
+    ) -> tuple[Choice, Plan | None]:
+        """What is expected to be faster where nothing that works is known: an own kernel, or cuBLAS."""
+        prediction = self.predict(problem, device)
+        why = [*passed_over] or [_NO_CONFIG]
+        if prediction is not None:
+            # cuBLAS with these very operands was compared before they were copied.
+            figure = f"{prediction.own_us:.1f} µs" if copied else f"{prediction.speedup:.2f} times as fast as cuBLAS"
+            why.append(f"predicted {figure}{self._foresight.remark(device)}")
+            if copied or prediction.is_faster:
+                try:
+                    return Choice("own", "; ".join(why), problem, prediction.config), make(prediction.config)
+                except UNUSABLE as error:
+                    why.append(f"but {error}")
+        return Choice("cublas", "; ".join(why), problem), None
 
     def _stand_ins(self, problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, KernelConfig, str | None]]:
         """Configs that nobody has measured for a problem of a stack or with an epilogue, why, and their bundles.
@@ -225,7 +270,7 @@ class Dispatcher:
         if problem.batch > 1:
             config = default_config(problem, device)
             if config is not None:
-                yield "no bundle in force has a config for it, and this is the one for stacks of its size", config, None
+                yield f"{_NO_CONFIG}, and this is the one for stacks of its size", config, None
 
     def _decided(self, source: Source, entry: Entry, device: DeviceSpec, loses: bool) -> Choice:
         """The choice that an entry comes to: its config, or cuBLAS where it was measured to lose."""

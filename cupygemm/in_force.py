@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -40,6 +40,15 @@ class Source:
     bundle: Bundle
     ships: bool = False
 
+    def entry(self, problem: Problem) -> Entry | None:
+        """The entry for exactly this problem."""
+        return self._by_problem.get(problem) if self.ships else self.bundle.entry(problem)
+
+    @cached_property
+    def _by_problem(self) -> dict[Problem, Entry]:
+        """Of a bundle of many entries, which nobody changes."""
+        return {entry.problem: entry for entry in self.bundle.entries}
+
 
 class InForce:
     """The bundles in force, the newest first; whoever has one takes care that one thread at a time uses it."""
@@ -52,6 +61,7 @@ class InForce:
         """
         self._sources = None if only is None else [Source(name, bundle) for name, bundle in only.items()]
         self._ships = only is None
+        self._shipped_one: Source | None = None
 
     def push(self, bundle: Bundle, name: str) -> Source:
         """Puts a bundle before the others; gives what `remove` takes.
@@ -66,6 +76,15 @@ class InForce:
     def remove(self, token: object) -> None:
         """Takes a bundle out again; one that is no longer in force is ignored."""
         self._sources = [source for source in self._named() if source is not token]
+
+    def ships(self) -> bool:
+        """Whether what comes with the package is asked, after all else.
+
+        Raises:
+            BundleError: as `push`.
+        """
+        self._named()
+        return self._ships
 
     def sources(self) -> list[Source]:
         """All of them, read.
@@ -84,7 +103,7 @@ class InForce:
         named = sorted(self._named(), key=lambda source: source.bundle.elsewhere(device) is not None)
         for sources in (named, self._shipped()):
             for source in sources:
-                entry = source.bundle.entry(problem)
+                entry = source.entry(problem)
                 if entry is not None:
                     yield source, entry
 
@@ -97,4 +116,6 @@ class InForce:
 
     def _shipped(self) -> Iterator[Source]:
         if self._ships:
-            yield Source(SHIPPED, shipped_bundle(), ships=True)
+            if self._shipped_one is None:
+                self._shipped_one = Source(SHIPPED, shipped_bundle(), ships=True)
+            yield self._shipped_one

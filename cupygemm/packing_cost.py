@@ -1,8 +1,8 @@
 """Whether it pays to copy operands for TMA: what a copy, an own kernel and `cupy.matmul` take, estimated in µs.
 
-Every rate here is a model. Those of the H200 in general are measured (docs/measuring.md says how); what cuBLAS takes
-where rows are not aligned is assumed, on the high side, until bench/packing.py has measured it: with a rate that is too
-high a product stays with CuPy.
+Where a forecast knows the product, its times of the own kernel and of cuBLAS with rows as they are go before what is
+estimated here. Every rate is a model: that of copies is on the low side of what bench/packing.py measured (H200,
+2026-11), those of cuBLAS where rows are not aligned are on the high side, so that a product stays with CuPy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARGIN = 1.1
 
 _OWN_FLOPS_PER_US = 700e6
 _CUBLAS_FLOPS_PER_US = {2: 300e6, 4: 450e6, 8: 550e6, 16: 800e6}
-"""By the alignment of rows in bytes. Assumed but the last one, which is measured of large products."""
+"""By the alignment of rows in bytes: no large product was measured to reach more."""
 _FLOAT32_FLOPS_PER_US = 47e6
 """Of stacks, which CuPy widens (measured: 46.5 TFLOP/s)."""
 
@@ -48,32 +48,43 @@ def own_us(problem: Problem) -> float:
     return LAUNCH_US + max(problem.flops / _OWN_FLOPS_PER_US, problem.compulsory_bytes / BYTES_PER_US)
 
 
-def cupy_us(problem: Problem, a: Any, b: Any) -> float:
+def cupy_us(problem: Problem, a: Any, b: Any, cublas_us: float | None = None) -> float:
     """About what `cupy.matmul` takes at least, µs: copies of what is not contiguous, then cuBLAS.
 
     Args:
         problem: the product.
         a, b: its operands, as of `packing_of`.
+        cublas_us: what a forecast expects of cuBLAS with operands without gaps.
     """
     if problem.batch > 1:
         widened = 3 * problem.compulsory_bytes / BYTES_PER_US  # 16 bits read, 32 written and read
         return LAUNCH_US + widened + problem.flops / _FLOAT32_FLOPS_PER_US
     copied = sum(LAUNCH_US + 2 * _bytes(each) / BYTES_PER_US for each in (a, b) if not _is_contiguous(each))
+    if cublas_us is not None and not _start(a) and not _start(b):
+        return copied + cublas_us
     rate = _CUBLAS_FLOPS_PER_US[min(_alignment(each) for each in (a, b))]
     return copied + LAUNCH_US + max(problem.flops / rate, problem.compulsory_bytes / BYTES_PER_US)
 
 
-def pays(problem: Problem, packing: Packing, a: Any, b: Any, measured_us: float | None = None) -> bool:
+def pays(
+    problem: Problem,
+    packing: Packing,
+    a: Any,
+    b: Any,
+    own_kernel_us: float | None = None,
+    cublas_us: float | None = None,
+) -> bool:
     """Whether the copies and an own kernel are expected to be clearly quicker than `cupy.matmul`.
 
     Args:
         problem, a, b: as of `cupy_us`.
-        measured_us: what the own kernel takes, where it is known.
+        own_kernel_us: what the own kernel takes, where it is known or forecast.
+        cublas_us: as of `cupy_us`.
     """
     if problem.batch > 1 and problem.a_dtype != "float16":
         return True  # cupy.matmul refuses stacks of bfloat16
-    own = own_us(problem) if measured_us is None else measured_us
-    return MARGIN * (pack_us(packing) + own) < cupy_us(problem, a, b)
+    own = own_us(problem) if own_kernel_us is None else own_kernel_us
+    return MARGIN * (pack_us(packing) + own) < cupy_us(problem, a, b, cublas_us)
 
 
 def _bytes(operand: Any) -> int:
@@ -92,11 +103,15 @@ def _is_contiguous(operand: Any) -> bool:
     return _lies_in(operand, False) or _lies_in(operand, True)
 
 
+def _start(operand: Any) -> int:
+    """By how much the address that cuBLAS gets misses a multiple of 16 bytes."""
+    # A copy of CuPy's begins where its pool does.
+    return int(operand.data.ptr) % TMA_ALIGNMENT if _is_contiguous(operand) else 0
+
+
 def _alignment(operand: Any) -> int:
     """The largest power of two, up to TMA's, of which the rows that cuBLAS gets are a multiple, bytes."""
     rows, columns = operand.shape[-2:]
     by_columns = _lies_in(operand, True) and not _lies_in(operand, False)
     pitch = (rows if by_columns else columns) * ITEM_BYTES
-    # A copy of CuPy's begins where its pool does.
-    start = operand.data.ptr if _is_contiguous(operand) else 0
-    return max(math.gcd(pitch, TMA_ALIGNMENT, start), ITEM_BYTES)
+    return max(math.gcd(pitch, TMA_ALIGNMENT, _start(operand)), ITEM_BYTES)

@@ -195,10 +195,12 @@ def _chosen(
         return replace(choice, reason=packing or choice.reason), None, None
     problem = problem_of(a, b, None, out_dtype, epilogue, packing.layout)
     assert isinstance(problem, Problem)  # as with another layout
-    if not pays(problem, packing, a, b):
+    prediction = dispatcher.predict(problem, driver.device_spec(a.device.id))
+    own_us, cublas_us = (None, None) if prediction is None else (prediction.own_us, prediction.cublas_us)
+    if not pays(problem, packing, a, b, own_us, cublas_us):
         return Choice("cublas", f"{choice.reason}, and copying it is not expected to pay", problem), None, None
     unread = choice.reason
-    choice, plan = dispatcher.choose_for(problem, a.device.id)
+    choice, plan = dispatcher.choose_for(problem, a.device.id, copied=True)
     if plan is None:
         return replace(choice, reason=f"{unread}; with a copy: {choice.reason}"), None, None
     try:

@@ -102,12 +102,13 @@ def render(document: Mapping[str, Any] | None) -> str:
 
 
 def render_times(document: Mapping[str, Any]) -> str:
-    """A table with a row for each recorded row, the balance by mode, what failed, and where the times come from."""
+    """A table with a row for each recorded row, the balance by mode, what it comes to, what failed, and where from."""
     rows = document["rows"]
     columns = shown_columns(rows)
     times = table([column.title for column in columns], [[column.cell(row) for column in columns] for row in rows])
     failures = [f"not measured: {failure_line(failure)}" for failure in document.get("failures", ())]
-    lines = [f"- {line}" for line in (*balances(rows), *failures)]
+    figures = [f"{name}: {_value(value)}" for name, value in document.get("summary", {}).items()]
+    lines = [f"- {line}" for line in (*balances(rows), *figures, *failures)]
     return "\n\n".join([times, "\n".join(lines), origin(document)])
 
 

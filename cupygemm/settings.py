@@ -3,6 +3,7 @@
 CUPYGEMM_CACHE_DIR   where compiled kernels are kept (default: the user's cache folder)
 CUPYGEMM_DATA_DIR    where the trial store is kept (default: the user's data folder)
 CUPYGEMM_BUNDLE      a YAML bundle that `matmul` asks before the shipped one; "none" for neither
+CUPYGEMM_UNSEEN      "off": cuBLAS multiplies what no bundle has a config for
 CUPYGEMM_COMPILE     "background" for cuBLAS while a kernel is compiled; "now", the default, to wait for it
 CUPYGEMM_COMMIT      the commit that recorded results name, where there is no git history
 
@@ -20,6 +21,9 @@ from cupygemm.errors import SettingError
 
 NO_BUNDLE = "none"
 """What CUPYGEMM_BUNDLE says where not even the shipped bundle is wanted; a file of that name is written ./none."""
+
+OFF = "off"
+"""What CUPYGEMM_UNSEEN says where nothing is to be expected of shapes that no bundle has."""
 
 COMPILE_NOW, COMPILE_BACKGROUND = "now", "background"
 """What CUPYGEMM_COMPILE may say."""
@@ -54,6 +58,11 @@ def bundle_path() -> Path | None:
 def shipped_in_force() -> bool:
     """Whether the bundle of the package is asked."""
     return os.environ.get("CUPYGEMM_BUNDLE") != NO_BUNDLE
+
+
+def unseen_in_force() -> bool:
+    """Whether own kernels may run that are only expected to be faster."""
+    return (os.environ.get("CUPYGEMM_UNSEEN") or "").lower() != OFF
 
 
 def compiles_in_background() -> bool:

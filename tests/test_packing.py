@@ -258,7 +258,7 @@ def test_large_products_are_worth_a_copy_and_small_ones_are_not(gpu: FakeGpu) ->
     assert not pays(*square(gpu, 255))
     # What was measured goes before the estimate.
     problem, packed, a, b = square(gpu, 4095)
-    assert not pays(problem, packed, a, b, measured_us=cupy_us(problem, a, b))
+    assert not pays(problem, packed, a, b, own_kernel_us=cupy_us(problem, a, b))
 
 
 def test_stacks_that_cupy_refuses_are_worth_any_copy(gpu: FakeGpu) -> None:
@@ -300,6 +300,16 @@ def test_cupy_is_taken_to_copy_what_is_not_contiguous(gpu: FakeGpu) -> None:
     assert len(set(times)) == 4
     # CuPy widens stacks.
     assert cupy_us(Problem(512, 64, 512, 4), dense[None], b[None]) > cupy_us(Problem(2048, 64, 512), dense, b)
+    # What is forecast goes before that, but for an address of which a forecast knows nothing.
+    assert cupy_us(square_, at[0], at[0], 123.0) == 123.0
+    assert cupy_us(square_, at[3], at[0], 123.0) == times[3]
+    assert cupy_us(problem, x[:, 1:513], b, 123.0) > 123.0
+
+
+def test_what_is_forecast_decides(gpu: FakeGpu) -> None:
+    problem, packed, a, b = square(gpu, 255)
+    assert pays(problem, packed, a, b, own_kernel_us=1.0, cublas_us=10.0)
+    assert not pays(problem, packed, a, b, own_kernel_us=8.0, cublas_us=10.0)
 
 
 def test_a_device_has_the_kernel_once(gpu: FakeGpu) -> None:

@@ -14,14 +14,16 @@ import pytest
 from click.testing import CliRunner
 
 from cupygemm import compiler, driver, measure, provenance, telemetry
+from cupygemm.choice import Choice
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import FileError, LaunchError
 from cupygemm.in_force import shipped_bundle
 from cupygemm.legality import illegal_reason
-from cupygemm.measure import QUICK, Bench
+from cupygemm.measure import Bench
 from cupygemm.measurement import Measurement, Status
+from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.search.space import FIELD_NAMES
 from tests.fake_gpu import FakeGpu
@@ -64,7 +66,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, programs: dict[str, Any]) -> FakeGpu:
     gpu.install(monkeypatch)
     measure._stream.cache_clear()
     monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(1755, 640.5))
-    monkeypatch.setattr(programs["unseen"], "THOROUGH", QUICK)
+    monkeypatch.setattr(programs["unseen"], "WARM_US", 0.0)
     monkeypatch.setattr(programs["survey_jobs"], "WARM_US", 0.0)
     monkeypatch.setattr(measure, "Cublas", lambda: FakeCublas(gpu))
     monkeypatch.setattr(measure, "CublasLt", lambda: FakeLt(gpu))
@@ -303,9 +305,10 @@ def test_what_is_decided_is_measured(
     rows = document["rows"]
     assert [row["kernel"] for row in rows] == ["own", "cublas", "cublas"]
     assert [row["cublas_us"] / row["cupygemm_us"] for row in rows[1:]] == [1.0, 1.0]
-    assert rows[0]["cublaslt_us"] == rows[1]["cublaslt_us"] == pytest.approx(9.0)
-    assert (rows[2]["cublas_us"], rows[2]["cublaslt_us"]) == (pytest.approx(30.0), None)
-    assert rows[2]["reason"].startswith("TMA cannot copy b")
+    assert (rows[0]["cupygemm_us"], rows[0]["cublas_us"]) == (pytest.approx(8.0), pytest.approx(10.0))
+    # Without gaps, as matmul gets them.
+    assert rows[2]["cublas_us"] == pytest.approx(30.0)
+    assert all(row["decision_us"] > 0 for row in rows)
     assert document["seed"] == unseen.shapes.SEED
     assert document["summary"]["share of own kernels"] == pytest.approx(1 / 3, abs=1e-3)
     assert document["summary"]["worst"] <= 1
@@ -319,6 +322,7 @@ def test_a_shape_that_fails_is_told_and_the_others_go_on(
     monkeypatch.setattr(unseen, "compile_ahead", lambda kernels: None)
     monkeypatch.setattr(provenance, "collect", lambda *_: {})
     monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CUPYGEMM_UNSEEN", "off")
 
     def bench(problem: Problem, device: int) -> Bench:
         if problem.m == 32:
@@ -332,6 +336,41 @@ def test_a_shape_that_fails_is_told_and_the_others_go_on(
     document = json.loads(path.read_text())
     assert [failure["detail"] for failure in document["failures"]] == ["no memory"]
     assert [row["m"] for row in document["rows"]] == [24]
+
+
+def test_copies_and_the_kernel_are_timed_with_what_cupy_does(
+    gpu: FakeGpu, unseen: ModuleType, programs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem(24, 41, 64)
+    quick, gaps = gpu.kernel(product, 6.0), []
+
+    def packing(a: Any, b: Any, buffer: Any) -> tuple[Any, Any]:
+        gaps.append(max(b.strides) != 82)
+        return a, b
+
+    packing.buffer_bytes = 64  # type: ignore[attr-defined]
+    own = SimpleNamespace(packing=packing, plan=lambda a, b, out: quick(Operands(a, b, out)))
+    decided = SimpleNamespace(own=own, choice=Choice("own", "b is copied for TMA", problem, CONFIG))
+    monkeypatch.setattr(unseen, "decide", lambda *_: decided)
+    row = unseen.copied(problem, Dispatcher({}), 0)
+    assert (row["kernel"], row["cupygemm_us"], row["cublas_us"]) == ("own", pytest.approx(6.0), pytest.approx(30.0))
+    assert gaps
+    assert not any(gaps)
+
+
+def test_decisions_are_timed_by_turns(unseen: ModuleType) -> None:
+    asked: list[Problem] = []
+
+    class Counting(Dispatcher):
+        def choose_on(self, problem: Problem, *rest: Any, **more: Any) -> Choice:
+            asked.append(problem)
+            return Choice("cublas", "none", problem)
+
+    problems = Problem(24, 40, 64), Problem(32, 40, 64)
+    found = unseen.decisions(Counting({}), problems, H200)
+    assert list(found) == list(problems)
+    assert asked[1:] == list(problems) * unseen.DECISIONS
+    assert all(us > 0 for _, us in found.values())
 
 
 def test_no_rows_make_a_summary_too(unseen: ModuleType) -> None:

@@ -19,6 +19,8 @@ LAUNCH_US = 2.0
 """A kernel that does almost nothing, with what it waits for memory once."""
 BYTES_PER_US = 3.5e6
 """Read and written by a copy; 4.3e6 is what the best of them reach on an H200."""
+CUPY_COPY_BYTES_PER_US = 0.85e6
+"""The same of the copies that `cupy.matmul` makes of what is not contiguous (bench/packing.py: 0.75e6 to 0.9e6)."""
 SECTOR_BYTES = 32
 """What is read at least where elements lie apart."""
 MARGIN = 1.1
@@ -59,7 +61,7 @@ def cupy_us(problem: Problem, a: Any, b: Any, cublas_us: float | None = None) ->
     if problem.batch > 1:
         widened = 3 * problem.compulsory_bytes / BYTES_PER_US  # 16 bits read, 32 written and read
         return LAUNCH_US + widened + problem.flops / _FLOAT32_FLOPS_PER_US
-    copied = sum(LAUNCH_US + 2 * _bytes(each) / BYTES_PER_US for each in (a, b) if not _is_contiguous(each))
+    copied = sum(LAUNCH_US + 2 * _bytes(each) / CUPY_COPY_BYTES_PER_US for each in (a, b) if not _is_contiguous(each))
     if cublas_us is not None and not _start(a) and not _start(b):
         return copied + cublas_us
     rate = _CUBLAS_FLOPS_PER_US[min(_alignment(each) for each in (a, b))]

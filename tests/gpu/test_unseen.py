@@ -1,0 +1,59 @@
+"""Products that no bundle names, on real arrays: what the forecast chooses is right, with copies and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import cupygemm
+from cupygemm import driver, verify
+from cupygemm.problem import Problem
+from cupygemm.verify import Reference
+from tests.gpu.protocol import operands
+
+pytestmark = [pytest.mark.gpu, pytest.mark.unseen]
+
+ALIGNED = ["1000x1000x1000", "7x4096x5120", "3000x136x2048", "136x3000x520", "2056x2056x8", "100x5120x5120"]
+ODD = ["1001x1003x1005", "2047x2047x2047", "515x515x515", "129x4097x4097", "4095x63x1021"]
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", ALIGNED)
+def test_aligned(shape: str, dtype: str, layout: str) -> None:
+    problem = Problem.parse(shape, dtype, layout=layout)
+    given = operands(problem, verify.ZERO_MEAN, 1)
+    reference = Reference.of(given, problem)
+    for _ in range(2):
+        verdict = verify.check(cupygemm.matmul(given.a, given.b), reference)
+        assert verdict.ok, f"{problem}, {cupygemm.explain(given.a, given.b)}: {verdict.detail}"
+
+
+def test_some_are_own() -> None:
+    kinds = []
+    for shape in ALIGNED:
+        given = operands(Problem.parse(shape), verify.ZERO_MEAN, 1)
+        kinds.append(cupygemm.explain(given.a, given.b).kernel)
+    assert "own" in kinds
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", ODD)
+def test_odd(shape: str, dtype: str) -> None:
+    """Without gaps, as arrays of odd sizes are allocated."""
+    cupy, problem = driver.cupy(), Problem.parse(shape, dtype)
+    given = operands(problem, verify.ZERO_MEAN, 1)
+    a, b = (cupy.ascontiguousarray(each) for each in (given.a, given.b))
+    out: Any = cupy.full((problem.m, problem.n), float("nan"), a.dtype)
+    reference = Reference.of(given, problem)
+    for target in (None, out, None, out):
+        verdict = verify.check(cupygemm.matmul(a, b, target), reference)
+        assert verdict.ok, f"{problem}, {cupygemm.explain(a, b)}: {verdict.detail}"
+
+
+def test_odd_squares_are_copied() -> None:
+    given = operands(Problem(2047, 2047, 2047), verify.ZERO_MEAN, 1)
+    a, b = (driver.cupy().ascontiguousarray(each) for each in (given.a, given.b))
+    choice = cupygemm.explain(a, b)
+    assert (choice.kernel, "copied for TMA" in choice.reason) == ("own", True), choice

@@ -25,8 +25,8 @@ from cupygemm import driver, provenance
 from cupygemm.results import write_report
 
 TESTS = Path(__file__).parent.parent / "tests" / "gpu"
-ALONE = ("test_counted.py",)
-"""What other processes on the GPU would spoil."""
+ALONE = ("test_counted.py", "test_warmup.py")
+"""What other processes on the GPU, or on all cores, would spoil."""
 LONG = ("test_correctness.py", "test_cupy_suite.py", "test_semantics.py", "test_variants.py", "test_launches.py")
 """Begun first."""
 

@@ -372,9 +372,17 @@ def problem_of(
 
 
 def unposed_reason(problem: Problem) -> str | None:
-    """Why `matmul` never asks for this problem when its operands have no gaps between rows, or None when it does."""
+    """Why `matmul` never asks for this problem, or None when it does."""
     if problem.out_dtype not in RESULT_DTYPES:
         return f"own kernels give {' or '.join(RESULT_DTYPES)}, not {problem.out_dtype}"
+    return None
+
+
+def unread_reason(problem: Problem) -> str | None:
+    """Why TMA cannot read operands of this problem that have no gaps between rows, or None when it can.
+
+    `matmul` asks for such a problem too, for copies of them, where that is expected to pay.
+    """
     itemsize = DTYPES[problem.a_dtype].bytes
     shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}
     for (name, (rows, columns)), letter in zip(shapes.items(), problem.layout, strict=True):

@@ -191,6 +191,7 @@ class FakeGpu:
         monkeypatch.setattr(pack_kernel, "_loaded", {})
         monkeypatch.setattr(tensor_map, "encode", self.encode)
         monkeypatch.setattr(prepared, "copied", lambda each: self.encode(*self.maps.get(each.address, NO_MAP)))
+        prepared._first_beside.cache_clear()
         monkeypatch.setattr(prepared, "_driver_calls", lambda: (self._launch, self._replace_address))
         for module in (fallback_terms, unfused):
             monkeypatch.setattr(module, "epilogue_kernel", self.epilogue_kernel)

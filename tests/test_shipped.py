@@ -163,7 +163,6 @@ def test_the_better_of_two_entries_ships(ship: ModuleType, tmp_path: Path) -> No
         (timed(bundle_of(PROBLEM), 0.97), "0.970 of cuBLAS's speed"),
         (timed(bundle_of(PROBLEM), 1.0), "1.000 of cuBLAS's speed"),
         (timed(bundle_of(PROBLEM), None), "never compared with cuBLAS"),
-        (timed(bundle_of(Problem(64, 63, 64)), 1.2), "TMA cannot copy b"),
         (timed(bundle_of(PROBLEM, config=LARGE.swapped(stages=99)), 1.2), "99 stages"),
     ],
 )

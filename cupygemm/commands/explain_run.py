@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from cupygemm.bundle_check import spec_of
 from cupygemm.choice import Choice
 from cupygemm.config import KernelSpec, shared_bytes
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher, unposed_reason
+from cupygemm.dispatch import Dispatcher, unposed_reason, unread_reason
 from cupygemm.problem import Problem
 from cupygemm.text import printable
 
@@ -60,13 +60,15 @@ def explain_problem(problem: Problem, path: Path | None) -> Answer:
     index = next(iter(driver.hopper_devices() or driver.devices()), None)
     measured_on = [spec_of(bundle.device) for _, bundle in dispatcher.bundles()]
     device = driver.device_spec(index) if index is not None else (measured_on or [H200])[0]
-    unposed = unposed_reason(problem)
+    unposed, unread = unposed_reason(problem), unread_reason(problem)
     if unposed is not None:
         choice = Choice("cublas", unposed, problem)
     elif index is None:
-        choice = dispatcher.choose_on(problem, device)
+        choice = dispatcher.choose_on(problem, device, copied=unread is not None)
     else:
-        choice = dispatcher.choose_for(problem, index)[0]
+        choice = dispatcher.choose_for(problem, index, copied=unread is not None)[0]
+    if unread is not None and choice.kernel == "own":
+        choice = replace(choice, reason=f"{choice.reason}; {unread}, so it is copied where that is expected to pay")
     return Answer(choice, problem, device, index is not None)
 
 

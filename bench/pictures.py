@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.comparison import drawing
 from bench.comparison.cases import RECORDED
-from bench.comparison.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILION
+from bench.comparison.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from bench.comparison.picture import COLOURS
 from bench.comparison.summary import CHANCE
 from cupygemm.errors import CupygemmError, FileError
@@ -28,7 +28,10 @@ STRATEGIES, SUGGESTIONS = "strategies.svg", "suggestions.svg"
 LEAST_SCORE = -1.0
 FIRST_POINT = 5
 """Evaluations before which no score is drawn: there all strategies that know nothing draw lots."""
-OURS = {"hybrid": BLUE, "local": GREEN, "cma": ORANGE, "ppo": PURPLE, "policy": "black", "cloned": GREY}
+OURS = {
+    **{"hybrid": BLUE, "local": GREEN, "cma": ORANGE, "ppo": PURPLE},
+    **{"policy": "black", "cloned": GREY, "seeds": VERMILION, "nearest": SKY},
+}
 """Colours by a strategy's name, without "+"."""
 OTHERS = {"kernel_tuner": "Kernel Tuner's, each", "optuna": "Optuna's tpe"}
 WAYS = {"nearest": (GREY, "s", GREY), "estimate": (ORANGE, "D", "white"), "policy": (BLUE, "o", BLUE)}
@@ -138,7 +141,7 @@ def _draw_curves(axes: Any, curves: Mapping[str, Any], seeded: bool) -> None:
         package, score = result["package"], result["curve"]["score"]
         colour, width, label = COLOURS[package], 0.8, OTHERS.get(package, name)
         if package == "cupygemm":
-            colour, width = OURS.get(name.removesuffix("+"), VERMILION), 1.8
+            colour, width = OURS.get(name.removesuffix("+"), "black"), 1.8
             quartiles = result["curve"]["quartiles"][start:]
             axes.fill_between(points[start:], *zip(*quartiles, strict=True), color=colour, alpha=0.15, linewidth=0)
         shown = label if label not in named else None

@@ -15,6 +15,7 @@ from cupygemm.names import PLOT_SUFFIXES
 
 # Of Okabe and Ito's palette (2008), which colour-blind readers tell apart.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#666666"
+SKY = "#56B4E9"
 
 
 def digest(drawn: Any) -> str:

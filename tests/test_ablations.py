@@ -20,7 +20,7 @@ from cupygemm.search import transfer_training
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.transfer_options import TrainingOptions
 
-BUDGET = 40
+BUDGET = 30
 
 
 @pytest.fixture
@@ -63,12 +63,9 @@ def asked(case: cases.Case, name: str, work: Path) -> list[Any]:
 
 
 def test_the_whole_is_what_the_comparison_searches_with(recorded: cases.Case, tmp_path: Path) -> None:
-    for seed in range(2):
-        times = ablated.run(recorded, WHOLE, seed, BUDGET, tmp_path)
-        assert times == own.run(recorded, "hybrid+", seed, BUDGET, tmp_path)
-    cold = ablated.run(recorded, "no policy, cold", 0, BUDGET, tmp_path)
-    assert cold == own.run(recorded, "hybrid", 0, BUDGET, tmp_path)
-    assert ablated.run(recorded, "ppo, cold", 0, BUDGET, tmp_path) == own.run(recorded, "ppo", 0, BUDGET, tmp_path)
+    for name, same in ((WHOLE, "hybrid+"), ("no policy, cold", "hybrid")):
+        times = ablated.run(recorded, name, 1, BUDGET, tmp_path)
+        assert times == own.run(recorded, same, 1, BUDGET, tmp_path)
 
 
 def test_the_ranking_alone_is_the_policys_after_the_start(recorded: cases.Case, tmp_path: Path) -> None:
@@ -143,7 +140,7 @@ def test_the_program_goes_on_where_it_ended_and_writes_a_table(recorded: cases.C
     output, progress = tmp_path / "ablations.json", tmp_path / "progress.jsonl"
     options = ["--tables", str(tmp_path / "tables"), "--work", str(tmp_path), "--progress", str(progress)]
     options += ["--seeds", "2", "--processes", "1", "--budgets", "5", "20", "-o", str(output)]
-    variants = ["no policy, cold", "ppo, cold, no masks"]
+    variants = ["no policy, cold", "no policy, from the nearest problems"]
     assert ablations.main([*options, "--variants", variants[0]]) == 0
     before = progress.read_text()
     assert ablations.main([*options, "--variants", *variants]) == 0

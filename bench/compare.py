@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not chosen:
         parser.error(f"--only {options.only}: no table has this in its path")
+    if options.sources and options.processes > 0:
+        parser.error("--sources: only what was searched can be written, not searched: give --processes 0")
     if options.processes > 0:
         os.environ.update(ONE_THREAD)
         _search(chosen, options)
@@ -99,7 +101,12 @@ def _parser() -> argparse.ArgumentParser:
         help="files of searches that are done; what is done now goes to the first",
     )
     parser.add_argument("--work", type=Path, default=Path("build/compare"), help="folder for policies and cache files")
-    parser.add_argument("--commit", help="of the source, where there is no git history")
+    parser.add_argument("--commit", help="of the source, where there is no git history, or of --sources")
+    parser.add_argument(
+        "--sources",
+        metavar="DIGEST",
+        help="with --processes 0: write searches of ours made with other sources, by the digest in the file",
+    )
     parser.add_argument("--picture", type=Path, help="draw the scores: .svg, .png or .pdf")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser
@@ -123,7 +130,9 @@ def _seeds(name: str, group: str, options: argparse.Namespace) -> range:
 
 def _key(source: Source, name: str, seed: int, options: argparse.Namespace) -> Key:
     most = contenders.different_seeds(name, source.group)
-    return Key(source.digest, name, seed % most if most else seed, max(options.budgets), contenders.version_of(name))
+    here = contenders.version_of(name)
+    version = f"cupygemm {options.sources}" if options.sources and contenders.kind(name) == "cupygemm" else here
+    return Key(source.digest, name, seed % most if most else seed, max(options.budgets), version)
 
 
 def _search(chosen: Sequence[Source], options: argparse.Namespace) -> None:

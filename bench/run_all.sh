@@ -2,8 +2,9 @@
 # Everything that is recorded on a GPU, in one go of most of an hour on an H200: the correctness protocol, the replay
 # tables, a bundle, the times and the profile. Results land in one folder; copy what is wanted into bench/results,
 # search/tables and cupygemm/bundles (h200.yaml), then run `cupygemm train -o search/policies/policy.npz`,
-# `bench/ship_forecast.py bench/results/survey.jsonl -o cupygemm/bundles/h200_forecast.npz` and `cupygemm report`. bench/search.py, bench/compare.py and bench/transfer.py, which need no GPU, make the comparison of
-# strategies and of what carries over.
+# `bench/ship_forecast.py bench/results/survey.jsonl -o cupygemm/bundles/h200_forecast.npz` and `cupygemm report`.
+# bench/compare.py, bench/ablations.py and bench/transfer.py, which need no GPU, make the comparison of strategies, of the
+# parts of one, and of what carries over.
 #
 #   CUPYGEMM_COMMIT=$(git rev-parse --short HEAD) PYTHON=.venv-gpu/bin/python bench/run_all.sh build/results
 #

@@ -64,7 +64,8 @@ def baselines(device: int, problem: Problem) -> dict[str, Any]:
     return {f"{name}_us": median(timing.samples_us[name]) for name in (CUBLAS, CONTIGUOUS)}
 
 
-SURVEY_JOBS: Jobs = replace(GPU_JOBS, confirm=confirm, baselines=baselines)
+SURVEY_JOBS: Jobs = replace(GPU_JOBS, renew=GPU_JOBS.prepare, confirm=confirm, baselines=baselines)
+"""Operands are drawn once: each shape is measured once."""
 
 
 def without_gaps(bench: Bench, launch: Launch | None = None) -> Launch:

@@ -26,7 +26,7 @@ def parts(document: Mapping[str, Any]) -> list[str]:
         sizes = f"{points[0]:,}" if len(points) == 1 else f"{points[0]:,} to {points[-1]:,}"
         found.append(f"**{group['name']}**: {len(group['tables'])} tables of {sizes} points.")
         found.append(_scores(group, budgets))
-        found += _warnings(group)
+        found += _warnings(group, budgets)
         found += _per_table(group, budgets[len(budgets) // 2])
     versions = ", ".join(f"{name} {version}" for name, version in document["packages"].items())
     return [*found, f"Packages: {versions}."]
@@ -41,38 +41,51 @@ def strategy_name(name: str) -> str:
 def _scores(group: Mapping[str, Any], budgets: Sequence[str]) -> str:
     header = [
         *("strategy", "seeds", *(f"score after {budget}" for budget in budgets)),
-        *(f"chance's {budget}" for budget in budgets),
+        *(f"to {level}%" for level in _levels(group)),
         *("measured", "seconds"),
     ]
-    return table(header, [_row(name, result, budgets) for name, result in group["strategies"].items()])
+    return table(header, [_row(name, result, group, budgets) for name, result in group["strategies"].items()])
 
 
-def _row(name: str, result: Mapping[str, Any], budgets: Sequence[str]) -> list[str]:
-    over, seconds = result["evaluations_over_random"], result.get("seconds")
+def _levels(group: Mapping[str, Any]) -> list[str]:
+    """Percent of the optimum's speed, as far as the group was asked about them."""
+    return list(next(iter(group["strategies"].values()))["levels"])
+
+
+def _row(name: str, result: Mapping[str, Any], group: Mapping[str, Any], budgets: Sequence[str]) -> list[str]:
+    seconds = result.get("seconds")
     return [
         strategy_name(name),
         MISSING if result["seeds"] is None else str(result["seeds"]),
         *(_spread(result, budget) for budget in budgets),
-        *(_over(over[budget], int(budgets[-1]) / int(budget)) for budget in budgets),
+        *(_level(result["levels"][level], budgets[-1]) for level in _levels(group)),
         f"{result['evaluations']:.0f}" if "evaluations" in result else MISSING,
         f"{seconds['median']:.1f}" if seconds else MISSING,
     ]
 
 
-def _warnings(group: Mapping[str, Any]) -> list[str]:
+def _warnings(group: Mapping[str, Any], budgets: Sequence[str]) -> list[str]:
     """What a reader of the scores should know first."""
     seeds = [each["seeds"] for each in group["strategies"].values() if each["draws_lots"]]
     found = []
     if seeds and min(seeds) < ENOUGH:
         found.append(f"Searched with {min(seeds)} of {ENOUGH} seeds at the least: too few to rank by.")
+    for name, result in group["strategies"].items():
+        if result["package"] == "optuna" and result["evaluations"] < int(budgets[-1]):
+            found.append(
+                f"{strategy_name(name)} measured {result['evaluations']:.0f} different configs in its {budgets[-1]} "
+                "trials, at the median: the others asked again for what had been measured."
+            )
     if group["left_out"]:
         found.append(f"Not run on all of these tables: {', '.join(map(strategy_name, group['left_out']))}.")
     return [" ".join(found)] if found else []
 
 
-def _over(value: float | None, most: float) -> str:
-    """A ratio; more than the longest search could show where half of them did not get as far as chance."""
-    return f"> {most:.0%}" if value is None else f"{value:.0%}"
+def _level(level: Mapping[str, Any], most: str) -> str:
+    """Evaluations until a level was reached, and over those of random search; a bound where half did not reach it."""
+    if level["evaluations"] is None:
+        return f"> {most}"
+    return f"{level['evaluations']:.0f} ({level['over_random']:.0%})"
 
 
 def _spread(result: Mapping[str, Any], budget: str) -> str:

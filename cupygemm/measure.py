@@ -27,7 +27,7 @@ from cupygemm.cublaslt import CublasLt, LtAlgorithm
 from cupygemm.epilogue import Epilogue
 from cupygemm.errors import LaunchError, VerificationError
 from cupygemm.graphs import TimedGraph, capture, interleave, sustain
-from cupygemm.measurement import Measurement, Status
+from cupygemm.measurement import Measurement, Status, paired_cost
 from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
@@ -73,7 +73,11 @@ class Effort:
 QUICK = Effort(trial_rounds=2, rounds=10)
 """For a search: some 10 ms for a 50 µs kernel and its baseline."""
 THOROUGH = Effort(trial_rounds=10, rounds=70, warm_us=500_000.0)
-"""To choose a winner, and for everything that is reported."""
+"""For a winner, and for everything that is reported."""
+HEAT = Effort(trial_rounds=10, rounds=30, warm_us=500_000.0)
+"""To choose who stays in a race."""
+LAST = 2
+"""Candidates that a race does not halve any more: they are timed with `THOROUGH`."""
 
 
 @dataclass
@@ -252,6 +256,34 @@ class Bench:
         Raises:
             CupygemmError: whatever a candidate raises; LaunchError where one faults.
         """
+        verdicts, graphs = self._verified(launches, mode)
+        with _active(self.device):
+            timing = self._time(graphs, effort, mode) if graphs else Timing({})
+        return [_measurement(verdict, timing, name) for name, verdict in verdicts.items()]
+
+    def race(self, launches: Sequence[Launch], mode: str = ROTATED) -> list[Measurement]:
+        """Verifies candidates and halves those that are right, heat by heat, until the last `LAST` are timed at length.
+
+        In each heat they and cuBLAS take turns; those stay whose rounds are the fastest beside cuBLAS's of the same
+        round, at the median. A measurement has the samples of its candidate's last heat and none of those before, which
+        chose it: what stayed to the end has more of them.
+
+        Raises:
+            CupygemmError: whatever a candidate raises; LaunchError where one faults.
+        """
+        verdicts, graphs = self._verified(launches, mode)
+        timings = dict.fromkeys(verdicts, Timing({}))
+        running = list(graphs)
+        with _active(self.device):
+            while running:
+                effort = HEAT if len(running) > LAST else THOROUGH
+                timing = self._time({name: graphs[name] for name in running}, effort, mode)
+                timings.update(dict.fromkeys(running, timing))
+                running = _fastest(timing, running) if len(running) > LAST else []
+        return [_measurement(verdict, timings[name], name) for name, verdict in verdicts.items()]
+
+    def _verified(self, launches: Sequence[Launch], mode: str) -> tuple[dict[str, Verdict], dict[str, TimedGraph]]:
+        """The verdict on each launch, and the graphs of those that are right, by its place."""
         verdicts = {str(index): self.verify(launch) for index, launch in enumerate(launches)}
         with _active(self.device):
             right = [(name, launches[int(name)]) for name, verdict in verdicts.items() if verdict.ok]
@@ -261,8 +293,7 @@ class Bench:
                 if not replayed.ok:
                     verdicts[name] = replayed
                     del graphs[name]
-            timing = self._time(graphs, effort, mode) if graphs else Timing({})
-        return [_measurement(verdict, timing, name) for name, verdict in verdicts.items()]
+        return verdicts, graphs
 
     def _verify_replay(self, timed: TimedGraph) -> Verdict:
         """Whether a launch in the midst of others is right: some races show only there."""
@@ -383,6 +414,14 @@ def _hopeless(timing: Timing, names: Sequence[str]) -> bool:
     if baseline is None or not names:
         return False
     return all(median(timing.samples_us[name]) > SLOW_RATIO * baseline for name in names)
+
+
+def _fastest(timing: Timing, names: Sequence[str]) -> list[str]:
+    """The faster half of a heat's candidates, in the order given; of an odd number the larger half."""
+    samples, baseline = timing.samples_us, timing.samples_us.get(CUBLAS, ())
+    ordered = sorted(names, key=lambda name: paired_cost(samples[name], baseline))
+    kept = set(ordered[: math.ceil(len(ordered) / 2)])
+    return [name for name in names if name in kept]
 
 
 def _measurement(verdict: Verdict, timing: Timing, name: str) -> Measurement:

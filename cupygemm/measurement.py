@@ -20,6 +20,18 @@ def spread(samples: Sequence[float]) -> float | None:
     return (high - low) / 2 / middle
 
 
+def paired_cost(samples_us: Sequence[float], baseline_us: Sequence[float]) -> float:
+    """Median over rounds of a time over the baseline's in the same round: what moves both in a round cancels.
+
+    Args:
+        samples_us: one a round, at least one.
+        baseline_us: of the same rounds; where they are not, the medians are compared, or µs where there are none.
+    """
+    if len(baseline_us) == len(samples_us):
+        return median(us / other for us, other in zip(samples_us, baseline_us, strict=True))
+    return median(samples_us) / (median(baseline_us) if baseline_us else 1.0)
+
+
 class Status(StrEnum):
     """How a trial ended. A config that spills is OK, with its spill bytes beside it."""
 

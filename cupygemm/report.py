@@ -19,7 +19,6 @@ from cupygemm.results import (
     COMPARISON_SCHEMA,
     REPORT_SCHEMA,
     RESULTS_SCHEMA,
-    SEARCH_SCHEMA,
     TRANSFER_SCHEMA,
     times_finding,
 )
@@ -173,37 +172,6 @@ def _table_of_numbers(summary: Mapping[str, Mapping[str, Any]]) -> str:
     return table(["", *shown], cells)
 
 
-def render_search(document: Mapping[str, Any]) -> str:
-    """A row a strategy: its score after each budget, with the standard error over seeds."""
-    budgets = [str(budget) for budget in document["budgets"]]
-    header = ["strategy", "seeded", *(f"score after {budget}" for budget in budgets), "evaluations to 99 %"]
-    cells = []
-    for name, result in document["strategies"].items():
-        scores = [
-            f"{_value(result['score'].get(budget))} ± {_value(result['stderr'].get(budget))}" for budget in budgets
-        ]
-        seeded = "yes" if result["seeded"] else "no"
-        cells.append([name, seeded, *scores, _value(result.get("evals_to_99_median"))])
-    return "\n\n".join([table(header, cells), *_medians(document), origin(document)])
-
-
-def _medians(document: Mapping[str, Any]) -> list[str]:
-    """Tables of what a strategy finds at the median of its seeds: a row a problem, a column a strategy."""
-    strategies = document["strategies"]
-    found = []
-    for budget in document["budgets"]:
-        if budget not in document["points"]:
-            continue
-        at = document["points"].index(budget)
-        rows = [
-            [problem, *(f"{result['per_table'][problem]['curve'][at]:.3f}" for result in strategies.values())]
-            for problem in document["tables"]
-        ]
-        found.append(f"Fraction of the optimum's speed after {budget} evaluations, median over seeds:")
-        found.append(table(["problem", *strategies], rows))
-    return found
-
-
 def render_comparison(document: Mapping[str, Any]) -> str:
     """Our strategies and other people's, a row each, and where the figures come from."""
     return "\n\n".join([*comparison_report.parts(document), origin(document)])
@@ -217,7 +185,6 @@ def render_transfer(document: Mapping[str, Any]) -> str:
 RENDERERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     RESULTS_SCHEMA: render_times,
     REPORT_SCHEMA: render_report,
-    SEARCH_SCHEMA: render_search,
     COMPARISON_SCHEMA: render_comparison,
     TRANSFER_SCHEMA: render_transfer,
 }

@@ -12,7 +12,6 @@ from cupygemm.atomic import write_atomically
 
 RESULTS_SCHEMA = "cupygemm.results/1"
 REPORT_SCHEMA = "cupygemm.report/1"
-SEARCH_SCHEMA = "cupygemm.search/1"
 COMPARISON_SCHEMA = "cupygemm.comparison/1"
 TRANSFER_SCHEMA = "cupygemm.transfer/1"
 

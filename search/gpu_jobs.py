@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from cupygemm import driver
@@ -15,7 +16,7 @@ from cupygemm.compiler import CompiledKernel, compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CupygemmError
 from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.measure import QUICK, THOROUGH, Bench, is_usable
+from cupygemm.measure import QUICK, Bench, is_usable
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 
@@ -35,22 +36,29 @@ class Jobs:
     Attributes:
         compile: (spec, config) → kernel, in one of the compiling processes.
         prepare: (device, problem): makes later jobs on the problem quick.
+        renew: (device, problem): has later jobs on the problem use other operands in other memory.
         measure: (device, kernel, problems) → an outcome for each problem, or for the first few when the last of
             them is poisoned.
-        confirm: (device, problem, kernels) → an outcome for each kernel, measured thoroughly in one run, or the
-            single outcome of a failure that ended the run.
+        confirm: (device, problem, kernels) → an outcome for each kernel, raced in one run, or the single
+            outcome of a failure that ended the run.
         baselines: (device, problem) → times of the libraries.
     """
 
     compile: Callable[[KernelSpec, KernelConfig], CompiledKernel]
     prepare: Callable[[int, Problem], None]
+    renew: Callable[[int, Problem], None]
     measure: Callable[[int, CompiledKernel, Sequence[Problem]], list[Outcome]]
     confirm: Callable[[int, Problem, Sequence[CompiledKernel]], list[Outcome]]
     baselines: Callable[[int, Problem], dict[str, Any]]
 
 
+BOTH_SHARE = 4
+"""A bench of more than this part of the device's memory goes before the one that takes its place is made."""
+
 _benches: dict[tuple[int, Problem], Bench] = {}
 """Of this process, the least recently used first."""
+_draws = count(1)
+"""Seeds of the operands that take the place of others; those of the search have 0."""
 
 
 def prepare(device: int, problem: Problem) -> None:
@@ -60,6 +68,21 @@ def prepare(device: int, problem: Problem) -> None:
         LaunchError: no such GPU, no cuBLAS, or CUDA refused.
     """
     bench_of(device, problem)
+
+
+def renew(device: int, problem: Problem) -> None:
+    """Draws the operands of a problem anew. Those before stay until then, so that the new ones lie elsewhere: how
+    addresses fall into the L2 is luck too.
+
+    Raises:
+        LaunchError: no such GPU, no cuBLAS, or CUDA refused.
+    """
+    key = (device, problem)
+    if key in _benches and _benches[key].device_bytes > _memory_bytes(device) // BOTH_SHARE:
+        del _benches[key]
+    fresh = _make_bench(device, problem, next(_draws))
+    _benches.pop(key, None)
+    _benches[key] = fresh
 
 
 def measure(device: int, compiled: CompiledKernel, problems: Sequence[Problem]) -> list[Outcome]:
@@ -88,11 +111,11 @@ def _until_poisoned(device: int, kernel: LoadedKernel, problems: Sequence[Proble
 
 
 def confirm(device: int, problem: Problem, compiled: Sequence[CompiledKernel]) -> list[Outcome]:
-    """Verifies and times kernels thoroughly, all of them and cuBLAS by turns in one run; ends where one cannot run."""
+    """Verifies kernels and has them race, all of them and cuBLAS by turns in one run; ends where one cannot run."""
     bench = bench_of(device, problem)
     try:
         launches = [Plan(problem, LoadedKernel(each, device)).launch for each in compiled]
-        return [Outcome(measurement) for measurement in bench.measure_all(launches, THOROUGH)]
+        return [Outcome(measurement) for measurement in bench.race(launches)]
     except CupygemmError as error:
         return [_failed(device, error)]
 
@@ -106,7 +129,7 @@ def baselines(device: int, problem: Problem) -> dict[str, Any]:
     return bench_of(device, problem).baselines()
 
 
-GPU_JOBS = Jobs(compile_kernel, prepare, measure, confirm, baselines)
+GPU_JOBS = Jobs(compile_kernel, prepare, renew, measure, confirm, baselines)
 
 
 def _failed(device: int, error: Exception) -> Outcome:
@@ -125,11 +148,13 @@ def bench_of(device: int, problem: Problem) -> Bench:
     return bench
 
 
-def _make_bench(device: int, problem: Problem) -> Bench:
+def _make_bench(device: int, problem: Problem, seed: int = 0) -> Bench:
     """A new bench, and half of the device's memory at most for those kept beside it."""
-    bench = Bench(problem, device)
-    runtime = driver.cupy().cuda.runtime
-    total_bytes = runtime.getDeviceProperties(device)["totalGlobalMem"]
-    while _benches and sum(kept.device_bytes for kept in _benches.values()) > total_bytes // 2:
+    bench = Bench(problem, device, seed)
+    while _benches and sum(kept.device_bytes for kept in _benches.values()) > _memory_bytes(device) // 2:
         del _benches[next(iter(_benches))]
     return bench
+
+
+def _memory_bytes(device: int) -> int:
+    return int(driver.cupy().cuda.runtime.getDeviceProperties(device)["totalGlobalMem"])

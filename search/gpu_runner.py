@@ -130,7 +130,7 @@ class GpuRunner:
                     yield Record(problem, config, measurement, origin)
 
     def confirm(self, problem: Problem, configs: Sequence[KernelConfig]) -> list[Measurement]:
-        """Measures configs thoroughly, all of them and cuBLAS by turns in one run; in the order given.
+        """Has configs race, all of them and cuBLAS by turns in one run, on operands drawn anew; in the order given.
 
         Where one of them fails, each is measured in a run of its own.
 
@@ -139,6 +139,8 @@ class GpuRunner:
         """
         compiled = list(self._compiled(KernelSpec.of(problem), configs))
         kernels = [each for each in compiled if isinstance(each, CompiledKernel)]
+        if kernels:
+            self._renew(problem)
         confirmed = iter(self._confirm(problem, kernels))
         return [next(confirmed) if isinstance(each, CompiledKernel) else each for each in compiled]
 
@@ -214,22 +216,34 @@ class GpuRunner:
 
     def _prepare(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
-            if problem in self._prepared:
-                continue
-            try:
-                self._prepare_once(problem)
-            except (TimeoutError, ProcessExpired):
-                # A GPU may need a moment after a process was killed in the middle of its work.
-                self._prepared.clear()
-                self._prepare_again(problem)
-            self._prepared.add(problem)
+            if problem not in self._prepared:
+                self._prepare_by(self._jobs.prepare, problem)
 
-    def _prepare_once(self, problem: Problem) -> None:
-        self._gpu.call(self._jobs.prepare, self._index, problem, deadline_s=PREPARE_DEADLINE_S)
+    def _renew(self, problem: Problem) -> None:
+        try:
+            self._prepare_by(self._jobs.renew, problem)
+        except CupygemmError:
+            raise
+        except Exception as error:
+            # Memory that ran out: the operands of a new process are new as well.
+            _log.warning("drawing new operands on %s failed", self.device, exc_info=error)
+            self._stop_gpu()
+
+    def _prepare_by(self, job: Callable[[int, Problem], None], problem: Problem) -> None:
+        try:
+            self._prepare_once(job, problem)
+        except (TimeoutError, ProcessExpired):
+            # A GPU may need a moment after a process was killed in the middle of its work.
+            self._prepared.clear()
+            self._prepare_again(problem)
+        self._prepared.add(problem)
+
+    def _prepare_once(self, job: Callable[[int, Problem], None], problem: Problem) -> None:
+        self._gpu.call(job, self._index, problem, deadline_s=PREPARE_DEADLINE_S)
 
     def _prepare_again(self, problem: Problem) -> None:
         try:
-            self._prepare_once(problem)
+            self._prepare_once(self._jobs.prepare, problem)
         except (TimeoutError, ProcessExpired) as error:
             reason = _end(error, PREPARE_DEADLINE_S).detail
             raise LaunchError(f"{self.device} cannot be prepared for {problem}, tried twice: {reason}") from error

@@ -33,7 +33,10 @@ class Confirming(Protocol):
     """A runner that can measure a few configs again, side by side, to choose among them."""
 
     def confirm(self, problem: Problem, configs: Sequence[KernelConfig]) -> list[Measurement]:
-        """A more careful measurement of each config, in the order given."""
+        """A more careful measurement of each config, in the order given.
+
+        What was given up before others has fewer samples than they.
+        """
         ...
 
 

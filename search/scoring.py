@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cupygemm.search.table import Table
 
@@ -39,12 +38,6 @@ def expected_best(times_us: Sequence[float], count: int) -> float:
 def times_of(table: Table) -> list[float]:
     """The times of all points, µs; infinite where a point failed."""
     return [math.inf if us is None else us for us in table.times_us.values()]
-
-
-def random_curve(table: Table, counts: Sequence[int]) -> NDArray[np.float64]:
-    """Chance's expected best after so many evaluations, as a fraction of the optimum's speed."""
-    times = times_of(table)
-    return np.array([table.optimum_us / expected_best(times, count) for count in counts])
 
 
 def score(found_us: float, expected_us: float, optimum_us: float) -> float:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
 from cupygemm.interruption import uninterrupted
-from cupygemm.measurement import Measurement, Record, Status
+from cupygemm.measurement import Measurement, Record, Status, paired_cost
 from cupygemm.problem import Problem
 from cupygemm.search.runner import Confirming, Runner
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.strategies import Strategy
 
 CONFIRMED = 5
-"""Configs that are measured again at the end: the least of many noisy times is more often lucky than best."""
+"""Configs that race at the end: the least of many noisy times is more often lucky than best."""
 BARREN_ASKS = 25
 """Asks in a row without a new config after which a strategy has nothing more to say."""
 
@@ -66,7 +66,7 @@ class TuneResult:
     """What a tuning run found.
 
     Attributes:
-        best: the config of the least confirmed cost; None where nothing ran.
+        best: the config that won when the fastest were measured again; None where nothing ran.
         trials: every evaluation, in order.
         failures: status → count, of what was not OK.
         seconds: wall time, confirmation included.
@@ -195,15 +195,20 @@ def _affordable(configs: list[KernelConfig], run: _Run) -> list[KernelConfig]:
 
 
 def _confirm(run: _Run) -> list[tuple[KernelConfig, Measurement]]:
-    """The winner: of the fastest few, the one of the least cost when measured again."""
+    """The winner: of the fastest few, measured again, the one of the least cost of those measured longest."""
     finalists = run.fastest(CONFIRMED)
     if not finalists or not isinstance(run.runner, Confirming):
         return finalists
     configs = [config for config, _ in finalists]
     again = zip(configs, run.runner.confirm(run.problem, configs), strict=True)
-    confirmed = [(cost, config, found) for config, found in again if (cost := found.cost) is not None]
+    confirmed = [(_place(found), config, found) for config, found in again if found.us is not None]
     # Where none can be measured again (a device lost at the end), what was verified in the search still stands.
     return [(config, measurement) for _, config, measurement in sorted(confirmed, key=lambda c: c[:2])] or finalists
+
+
+def _place(found: Measurement) -> tuple[int, float]:
+    """Orders what was measured again: what stayed in the race before what was given up, then by the paired cost."""
+    return -len(found.samples_us), paired_cost(found.samples_us, found.baseline_us)
 
 
 def _close(measurements: Iterable[Measurement]) -> None:

@@ -56,6 +56,14 @@ def prepare(device: int, problem: Problem) -> None:
     note(f"prepare {problem.m}")
 
 
+def renew(device: int, problem: Problem) -> None:
+    """Notes that it was called; there is no memory for the large problem."""
+    note(f"renew {problem.m}")
+    if problem.m == LARGE:
+        raise MemoryError("no memory")
+    prepared.add(problem)
+
+
 def measure(device: int, compiled: CompiledKernel, problems: Sequence[Problem]) -> list[Outcome]:
     """Does to each problem what the config says."""
     note(f"measure {task(compiled.config)} {len(problems)} {os.getpid()}")
@@ -93,6 +101,7 @@ def behave(doing: int, problem: Problem) -> Outcome:
 
 def confirm(device: int, problem: Problem, compiled: Sequence[CompiledKernel]) -> list[Outcome]:
     """All kernels in one run; the first that faults ends it."""
+    assert problem in prepared, "confirmed in a process where it was not prepared"
     note(f"confirm {len(compiled)}")
     outcomes = [behave(task(kernel.config), problem) for kernel in compiled]
     failed = [outcome for outcome in outcomes if outcome.poisoned]
@@ -106,4 +115,4 @@ def baselines(device: int, problem: Problem) -> dict[str, Any]:
     return {"cublas_us": 100.0, "cublaslt_us": 95.0, "cublaslt_algorithm": {"id": 66}}
 
 
-FAKE_JOBS = Jobs(compile_job, prepare, measure, confirm, baselines)
+FAKE_JOBS = Jobs(compile_job, prepare, renew, measure, confirm, baselines)

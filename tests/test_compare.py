@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from bench import compare
-from bench.comparison import cases, contenders, kernel_tuner_runs, optuna_runs, own, picture, policies, summary
+from bench import compare, pictures
+from bench.comparison import cases, contenders, drawing, kernel_tuner_runs, optuna_runs, own, picture, policies, summary
 from bench.comparison.contenders import Outcome
 from bench.comparison.progress import Key, Progress
-from cupygemm.comparison_report import _over
+from cupygemm.comparison_report import _level
 from cupygemm.errors import ConfigError, FileError
-from cupygemm.report import render
+from cupygemm.report import read_file, render
 from cupygemm.results import COMPARISON_SCHEMA
 from cupygemm.search.families import family
 from cupygemm.search.seeds import SUGGESTED, by_turns
@@ -255,7 +256,13 @@ def test_the_figures_of_a_group_are_those_worked_out_by_hand(other: cases.Case) 
         0: {other.name: Outcome(((1, halfway),), 3, 1.0)},
         1: {other.name: Outcome(((3, other.optimum_us),), 5, 3.0)},
     }
-    searched = summary.group([other], {"cma": found}, [1, 15])["strategies"]["cma"]
+    group = summary.group([other], {"cma": found}, [1, 15])
+    searched = group["strategies"]["cma"]
+    assert group["points"] == [1, 2, 5, 10, 15]
+    assert [len(each) for each in searched["curve"].values()] == [5, 5]
+    assert searched["curve"]["score"][0] == searched["score"]["1"]
+    assert searched["curve"]["quartiles"][0] == searched["quartiles"]["1"]
+    assert group["strategies"]["random"]["curve"] == {"score": [0.0] * 5}
     late = (mean - slowest) / (mean - other.optimum_us)
     assert searched["score"]["1"] == pytest.approx((0.5 + late) / 2, abs=1e-4)
     assert searched["quartiles"]["1"] == pytest.approx([0.25 * 0.5 + 0.75 * late, 0.75 * 0.5 + 0.25 * late], abs=1e-4)
@@ -322,8 +329,37 @@ def test_a_search_that_fails_is_told_and_stops_no_other(
     assert f"Xgemm: not run on all tables yet and left out: {name}" in printed.err
 
 
-def test_ratios_that_no_search_was_long_enough_for_are_bounds() -> None:
-    assert [_over(value, 10.0) for value in (0.543, 1.5, None)] == ["54%", "150%", "> 1000%"]
+def test_levels_that_no_search_was_long_enough_for_are_bounds() -> None:
+    level = {"evaluations": 46.0, "over_random": 0.2204}
+    assert _level(level, "500") == "46 (22%)"
+    assert _level({"evaluations": None, "over_random": None}, "500") == "> 500"
+
+
+def test_trials_that_asked_again_are_told_of_optuna_alone(tmp_path: Path, tables: Path) -> None:
+    document = run(tmp_path, "--tables", str(tables), "--strategies", "local", "nearest+")
+    strategies = document["groups"][0]["strategies"]
+    assert strategies["nearest+"]["evaluations"] == 1.0
+    assert "asked again" not in render(document)
+    strategies["optuna:tpe"] = {**strategies["local"], "package": "optuna", "evaluations": 12.0}
+    assert "Optuna tpe measured 12 different configs in its 20 trials" in render(document)
+    strategies["optuna:tpe"]["evaluations"] = 20.0
+    assert "asked again" not in render(document)
+
+
+def test_searches_of_other_sources_are_written_where_their_digest_is_named(
+    tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--tables", str(tables), "--strategies", "local"]
+    whole = run(tmp_path, *options)
+    version = contenders.version_of("local")
+    monkeypatch.setattr(contenders, "version_of", lambda name: "cupygemm other")
+    with pytest.raises(SystemExit):
+        run(tmp_path, *options, "--processes", "0")
+    named = ["--sources", version.removeprefix("cupygemm ")]
+    assert run(tmp_path, *options, *named, "--processes", "0")["groups"] == whole["groups"]
+    with pytest.raises(SystemExit):
+        run(tmp_path, *options, *named)
+    assert "give --processes 0" in capsys.readouterr().err
 
 
 def test_a_strategy_that_was_not_run_on_all_tables_is_left_out(
@@ -333,6 +369,39 @@ def test_a_strategy_that_was_not_run_on_all_tables_is_left_out(
     with pytest.raises(SystemExit):
         run(tmp_path, "--tables", str(tables), "--strategies", "local", "--processes", "0")
     assert "left out: local" in capsys.readouterr().err
+
+
+def test_pictures_are_small_and_the_same_each_time(tmp_path: Path, tables: Path) -> None:
+    run(tmp_path, "--tables", str(tables), "--strategies", "local", "nearest+")
+    shutil.copy(ROOT / "bench" / "results" / "transfer.json", tmp_path)
+    drawn = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        assert pictures.main(["--results", str(tmp_path), "-o", str(tmp_path / name)]) == 0
+        files = sorted((tmp_path / name).iterdir())
+        assert [file.name for file in files] == [pictures.STRATEGIES, pictures.SUGGESTIONS]
+        assert all(file.stat().st_size < 150_000 for file in files)
+        drawn.append([file.read_bytes() for file in files])
+    assert drawn[0] == drawn[1]
+    assert drawing.digest(pictures.curves_of(read_file(tmp_path / "compare.json"))) in drawn[0][0].decode()
+
+
+def test_a_comparison_without_curves_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"schema": COMPARISON_SCHEMA, "groups": [{"name": "recorded"}]}
+    (tmp_path / "compare.json").write_text(json.dumps(document))
+    with pytest.raises(SystemExit):
+        pictures.main(["--results", str(tmp_path), "-o", str(tmp_path)])
+    assert "write it anew with bench.compare" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [(pictures.STRATEGIES, pictures.curves_of), (pictures.SUGGESTIONS, pictures.suggestions_of)],
+)
+def test_pictures_are_of_the_figures_that_are_recorded(name: str, figures: Any) -> None:
+    source = {pictures.STRATEGIES: "compare", pictures.SUGGESTIONS: "transfer"}[name]
+    recorded = json.loads((ROOT / "bench" / "results" / f"{source}.json").read_text())
+    assert drawing.digest(figures(recorded)) in (ROOT / "docs" / name).read_text()
 
 
 def test_the_picture_is_of_the_figures_that_are_recorded() -> None:

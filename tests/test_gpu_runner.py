@@ -160,6 +160,24 @@ def test_finalists_are_confirmed_in_one_run(runner: GpuRunner, log: Path) -> Non
     assert lines(log, "confirm") == [["confirm", "2"]]
 
 
+def test_finalists_are_confirmed_on_operands_drawn_anew(runner: GpuRunner, log: Path) -> None:
+    assert all(each.ok for each in runner.run(PROBLEM, doing(fake_jobs.GOOD)))
+    runner.confirm(PROBLEM, doing(fake_jobs.GOOD, fake_jobs.GOOD))
+    done = [line.split()[0] for line in log.read_text().splitlines()]
+    assert [each for each in done if each != "compile"] == ["prepare", "measure", "renew", "confirm"]
+    assert not runner.confirm(PROBLEM, doing(fake_jobs.REFUSED))[0].ok
+    assert len(lines(log, "renew")) == 1
+
+
+def test_where_memory_runs_out_for_new_operands_a_new_process_draws_them(runner: GpuRunner, log: Path) -> None:
+    (measured,) = runner.run(LARGE, doing(fake_jobs.GOOD))
+    (confirmed,) = runner.confirm(LARGE, doing(fake_jobs.GOOD))
+    assert measured.ok
+    assert confirmed.ok
+    done = [line.split()[0] for line in log.read_text().splitlines()]
+    assert [each for each in done if each != "compile"] == ["prepare", "measure", "renew", "prepare", "confirm"]
+
+
 @pytest.mark.parametrize("task", [fake_jobs.FAULTS, fake_jobs.EXITS])
 def test_a_finalist_that_fails_does_not_take_the_others_along(runner: GpuRunner, log: Path, task: int) -> None:
     found = runner.confirm(PROBLEM, doing(fake_jobs.GOOD, task))

@@ -13,11 +13,12 @@ from cupygemm.device import H200
 from cupygemm.epilogue import Epilogue
 from cupygemm.errors import LaunchError, VerificationError
 from cupygemm.graphs import capture, interleave, sustain
-from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, THOROUGH, Bench, num_launches, num_sets
+from cupygemm.measure import CUBLAS, CUBLASLT, HEAT, QUICK, THOROUGH, Bench, Effort, Timing, num_launches, num_sets
 from cupygemm.measurement import Status
 from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
+from cupygemm.search import gpu_jobs
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 
@@ -133,6 +134,65 @@ def test_finalists_are_timed_in_one_run(gpu: FakeGpu) -> None:
     assert wrong.status is Status.WRONG_RESULT
     assert fast.baseline_us == slow.baseline_us
     assert len(fast.samples_us) == THOROUGH.rounds - THOROUGH.trial_rounds
+
+
+def test_a_race_halves_its_candidates_and_measures_the_last_two_at_length(gpu: FakeGpu) -> None:
+    costs = (8.6, 8.0, 9.0, 8.2, 8.4)
+    launches = [gpu.kernel(lazy, 1.0), *(gpu.kernel(product, cost) for cost in costs)]
+    wrong, *found = Bench(PROBLEM).race(launches)
+    assert wrong.status is Status.WRONG_RESULT
+    assert [each.us for each in found] == [pytest.approx(cost) for cost in costs]
+    heat, last = HEAT.rounds - HEAT.trial_rounds, THOROUGH.rounds - THOROUGH.trial_rounds
+    # Of five the three fastest stay, of these two.
+    assert [len(each.samples_us) for each in found] == [heat, last, heat, last, heat]
+    assert [len(each.baseline_us) for each in found] == [len(each.samples_us) for each in found]
+    assert found[1].baseline_us is not found[4].baseline_us
+
+
+def test_a_race_of_two_is_one_long_run(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    efforts: list[Effort] = []
+    timed = Bench._time
+    monkeypatch.setattr(Bench, "_time", lambda self, *each: efforts.append(each[1]) or timed(self, *each))
+    bench = Bench(PROBLEM)
+    assert [each.ok for each in bench.race([gpu.kernel(product, 8.0), gpu.kernel(product, 9.0)])] == [True, True]
+    assert efforts == [THOROUGH]
+    assert [each.ok for each in bench.race([gpu.kernel(lazy, 8.0)])] == [False]
+    assert efforts == [THOROUGH]
+
+
+def test_who_stays_is_judged_round_by_round() -> None:
+    # The clock falls in the last rounds, for whoever is timed there. The second is slower in every single round.
+    samples = {"0": [9.0, 9.0, 90.0], "1": [10.0, 10.0, 100.0], "2": [9.5, 9.5, 95.0], "3": [20.0, 8.0, 200.0]}
+    timing = Timing({**samples, CUBLAS: [10.0, 10.0, 100.0]})
+    assert measure._fastest(timing, list(samples)) == ["0", "2"]
+    # Without a baseline by the median alone.
+    assert measure._fastest(Timing(samples), ["1", "3", "0"]) == ["1", "0"]
+
+
+def test_new_operands_are_other_numbers_in_other_memory(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = 1 << 30
+    monkeypatch.setattr(gpu_jobs, "_benches", {})
+    monkeypatch.setattr(gpu_jobs, "_memory_bytes", lambda device: memory)
+    gpu_jobs.prepare(0, PROBLEM)
+    before = gpu_jobs.bench_of(0, PROBLEM)
+    gpu_jobs.renew(0, PROBLEM)
+    after = gpu_jobs.bench_of(0, PROBLEM)
+    assert list(gpu_jobs._benches.values()) == [after]
+    old, new = before.operands(ROTATED), after.operands(ROTATED)
+    assert len(old) == len(new)
+    assert not {each.a.ctypes.data for each in old} & {each.a.ctypes.data for each in new}
+    assert not np.array_equal(old[0].a, new[0].a)
+    kept: list[int] = []
+    made = gpu_jobs._make_bench
+    monkeypatch.setattr(
+        gpu_jobs, "_make_bench", lambda *arguments: kept.append(len(gpu_jobs._benches)) or made(*arguments)
+    )
+    gpu_jobs.renew(0, PROBLEM)
+    memory = gpu_jobs.BOTH_SHARE * after.device_bytes - gpu_jobs.BOTH_SHARE
+    gpu_jobs.renew(0, PROBLEM)
+    # Where there is no room for both, the first goes first.
+    assert kept == [1, 0]
+    assert gpu_jobs.bench_of(0, PROBLEM) is not after
 
 
 def test_without_a_baseline_candidates_are_still_timed(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,36 @@ def test_a_finalist_that_fails_when_measured_again_does_not_win(toy_table, confi
     assert result.best.config == configs[1]
 
 
+class Racing(CountingRunner):
+    """Measures again with the samples it is given."""
+
+    def __init__(self, table, samples, baseline=()):
+        super().__init__(table)
+        self.samples, self.baseline = samples, baseline
+
+    def confirm(self, problem, configs):
+        return [
+            Measurement(Status.OK, samples_us=samples, baseline_us=self.baseline[: len(samples)])
+            for samples, _ in zip(self.samples, configs, strict=True)
+        ]
+
+
+def test_what_a_race_gave_up_does_not_win_by_the_few_samples_that_it_has(toy_table, configs):
+    runner = Racing(toy_table, [(5.0, 5.0), (8.0, 8.1, 8.1, 8.0), (8.0, 7.9, 8.0, 8.0)])
+    result = search(toy_table, Proposing(configs[:3]), Budget(3), runner)
+    assert result.best.config == configs[2]
+    assert result.best.measurement.samples_us == (8.0, 7.9, 8.0, 8.0)
+
+
+def test_the_winner_is_the_faster_in_most_rounds_beside_the_same_baseline(toy_table, configs):
+    # The second has the lower median, and lost to the first wherever both were timed at one clock.
+    baseline = (10.0, 10.0, 20.0, 20.0, 20.0)
+    runner = Racing(toy_table, [(9.0, 9.0, 18.0, 18.0, 18.0), (9.5, 9.5, 17.0, 19.0, 19.0)], baseline)
+    assert search(toy_table, Proposing(configs[:2]), Budget(2), runner).best.config == configs[0]
+    runner = Racing(toy_table, [(9.0, 19.0, 18.0), (9.9, 9.9, 9.9)], (10.0, 20.0, 19.0))
+    assert search(toy_table, Proposing(configs[:2]), Budget(2), runner).best.config == configs[1]
+
+
 def test_a_runner_that_returns_too_little_is_a_fault(toy_table, configs):
     class Short(CountingRunner):
         def run(self, problem, configs):

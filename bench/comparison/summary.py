@@ -18,6 +18,8 @@ Searches = Mapping[str, Mapping[int, Mapping[str, Outcome]]]
 QUARTILES = (25, 75)
 LEVELS = (98, 99)
 """Percent of the optimum's speed whose first reaching is compared with random search's."""
+POINTS = (1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500)
+"""Evaluations at which scores are kept for a curve, up to the largest budget."""
 CHANCE = "random"
 
 
@@ -30,15 +32,20 @@ def group(cases: Sequence[Case], searches: Searches, budgets: Sequence[int]) -> 
         budgets: evaluations after which to score, ascending.
     """
     chance = {case.name: _Chance(case, budgets) for case in cases}
-    of_group = cases[0].group
-    strategies = {name: _strategy(name, of_group, by_seed, chance, budgets) for name, by_seed in searches.items()}
+    of_group, points = cases[0].group, [point for point in POINTS if point <= max(budgets)]
+    along = {case.name: _Chance(case, points) for case in cases}
+    strategies = {
+        name: {**_strategy(name, of_group, by_seed, chance, budgets), "curve": _curve(by_seed, along, points)}
+        for name, by_seed in searches.items()
+    }
     return {
         "name": cases[0].group,
+        "points": points,
         "tables": [
             {"name": case.name, "digest": case.digest, "points": len(case.times_us), "optimum_us": case.optimum_us}
             for case in cases
         ],
-        "strategies": {CHANCE: _random(chance, budgets), **strategies},
+        "strategies": {CHANCE: {**_random(chance, budgets), "curve": {"score": [0.0] * len(points)}}, **strategies},
     }
 
 
@@ -78,8 +85,7 @@ def _strategy(
     chance: Mapping[str, _Chance],
     budgets: Sequence[int],
 ) -> dict[str, Any]:
-    found = np.array([[_found(search[each], chance[each], budgets) for each in chance] for search in by_seed.values()])
-    scores = np.array([[_scores(us, each) for us, each in zip(row, chance.values(), strict=True)] for row in found])
+    found, scores = _scored(by_seed, chance, budgets)
     ratios = [[_over_chance(search[each], chance[each], budgets) for each in chance] for search in by_seed.values()]
     outcomes = [search[each] for search in by_seed.values() for each in chance]
     seconds = [outcome.seconds for outcome in outcomes]
@@ -104,6 +110,25 @@ def _strategy(
             for at, each in enumerate(chance)
         },
     }
+
+
+def _scored(
+    by_seed: Mapping[int, Mapping[str, Outcome]], chance: Mapping[str, _Chance], counts: Sequence[int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The best time, µs, and its score after so many evaluations: (seeds, tables, counts)."""
+    found = np.array([[_found(search[each], chance[each], counts) for each in chance] for search in by_seed.values()])
+    scores = [[_scores(us, each) for us, each in zip(row, chance.values(), strict=True)] for row in found]
+    return found, np.array(scores)
+
+
+def _curve(
+    by_seed: Mapping[int, Mapping[str, Outcome]], chance: Mapping[str, _Chance], points: Sequence[int]
+) -> dict[str, list[Any]]:
+    """The score after so many evaluations: its mean over tables and seeds, and the quartiles over seeds."""
+    _, scores = _scored(by_seed, chance, points)
+    over_tables = scores.mean(axis=1)
+    quartiles = np.percentile(over_tables, QUARTILES, axis=0).T
+    return {"score": _rounded(over_tables.mean(axis=0)), "quartiles": _rounded(quartiles)}
 
 
 def _random(chance: Mapping[str, _Chance], budgets: Sequence[int]) -> dict[str, Any]:

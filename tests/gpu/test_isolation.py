@@ -15,6 +15,7 @@ from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import ConfigError, LaunchError
 from cupygemm.kernel_plan import LoadedKernel
+from cupygemm.measure import HEAT, THOROUGH
 from cupygemm.measurement import Status
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS
@@ -73,6 +74,17 @@ def test_the_search_survives_its_candidates(tmp_path: Path, monkeypatch: pytest.
     ]
     assert all(measurement.detail for measurement in found if not measurement.ok)
     assert again[0].ok
+
+
+def test_finalists_race_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path))
+    configs = [HEALTHY.swapped(group=group) for group in (1, 2, 4, 8, 16)]
+    with GpuRunner() as runner:
+        found = list(runner.run(PROBLEM, configs))
+        raced = runner.confirm(PROBLEM, configs)
+    assert all(measurement.ok for measurement in (*found, *raced))
+    heat, last = (effort.rounds - effort.trial_rounds for effort in (HEAT, THOROUGH))
+    assert sorted(len(measurement.samples_us) for measurement in raced) == [heat] * 3 + [last] * 2
 
 
 def test_one_gpu_has_one_tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

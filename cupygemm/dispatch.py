@@ -12,7 +12,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 from cupygemm import compiler, driver
@@ -21,7 +20,7 @@ from cupygemm.choice import Choice
 from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec
 from cupygemm.defaults import default_config
 from cupygemm.device import DeviceSpec
-from cupygemm.dtypes import DTYPES, OPERAND_DTYPES, RESULT_DTYPES
+from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import CompileError, ConfigError, LaunchError, ProblemError
 from cupygemm.forecast import Prediction
@@ -375,24 +374,6 @@ def unposed_reason(problem: Problem) -> str | None:
     """Why `matmul` never asks for this problem, or None when it does."""
     if problem.out_dtype not in RESULT_DTYPES:
         return f"own kernels give {' or '.join(RESULT_DTYPES)}, not {problem.out_dtype}"
-    return None
-
-
-def unread_reason(problem: Problem) -> str | None:
-    """Why TMA cannot read operands of this problem that have no gaps between rows, or None when it can.
-
-    `matmul` asks for such a problem too, for copies of them, where that is expected to pay.
-    """
-    itemsize = DTYPES[problem.a_dtype].bytes
-    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}
-    for (name, (rows, columns)), letter in zip(shapes.items(), problem.layout, strict=True):
-        row, column = (columns * itemsize, itemsize) if letter == "n" else (itemsize, rows * itemsize)
-        shape, strides = (problem.batch, rows, columns), (rows * columns * itemsize, row, column)
-        dtype, data = SimpleNamespace(itemsize=itemsize), SimpleNamespace(ptr=0)
-        array = SimpleNamespace(shape=shape, strides=strides, dtype=dtype, data=data)
-        reason = misaligned_reason(array, letter == "t")
-        if reason is not None:
-            return f"TMA cannot copy {name} where its rows lie without gaps: {reason}"
     return None
 
 

@@ -262,6 +262,12 @@ def _check_variables() -> Iterator[Check]:
         yield Check("first calls", State.PROBLEM, one_line(error), "set CUPYGEMM_COMPILE to one of these, or unset it")
         return
     yield Check("first calls", State.OK, "wait for their kernels" if waits else "run cuBLAS while kernels are compiled")
+    try:
+        asked = settings.unseen_in_force() and settings.shipped_in_force()
+    except SettingError as error:
+        yield Check("forecast", State.PROBLEM, one_line(error), "set CUPYGEMM_UNSEEN to off, or unset it")
+        return
+    yield Check("forecast", State.OK, "asked for shapes that no bundle has" if asked else "turned off")
 
 
 def _check_search(packages: Sequence[str]) -> Iterator[Check]:

@@ -8,11 +8,11 @@ estimated here. Every rate is a model: that of copies is on the low side of what
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.copies import ITEM_BYTES, Copy
-from cupygemm.packing import Packing
 from cupygemm.problem import Problem
 
 LAUNCH_US = 2.0
@@ -33,7 +33,16 @@ _FLOAT32_FLOPS_PER_US = 47e6
 """Of stacks, which CuPy widens (measured: 46.5 TFLOP/s)."""
 
 
-def pack_us(packing: Packing) -> float:
+class Copying(Protocol):
+    """What has copies of a and b: a `Packing`, or what one would be."""
+
+    @property
+    def copies(self) -> Sequence[Copy | None]:
+        """None for an operand that is read where it lies."""
+        ...
+
+
+def pack_us(packing: Copying) -> float:
     """About what the copies of a packing take, µs of the GPU."""
     return LAUNCH_US + sum(_moved_bytes(copy) for copy in packing.copies if copy is not None) / BYTES_PER_US
 
@@ -70,7 +79,7 @@ def cupy_us(problem: Problem, a: Any, b: Any, cublas_us: float | None = None) ->
 
 def pays(
     problem: Problem,
-    packing: Packing,
+    packing: Copying,
     a: Any,
     b: Any,
     own_kernel_us: float | None = None,

@@ -61,8 +61,18 @@ def shipped_in_force() -> bool:
 
 
 def unseen_in_force() -> bool:
-    """Whether own kernels may run that are only expected to be faster."""
-    return (os.environ.get("CUPYGEMM_UNSEEN") or "").lower() != OFF
+    """Whether own kernels may run that are only expected to be faster.
+
+    Raises:
+        SettingError: the variable says something else than it may.
+    """
+    value = os.environ.get("CUPYGEMM_UNSEEN")
+    if value and value != OFF:
+        raise SettingError(
+            f"CUPYGEMM_UNSEEN is {value!r}: it may be {OFF!r}, to leave to cuBLAS what no bundle has a config for, or "
+            "not be set, to have the forecast choose"
+        )
+    return value != OFF
 
 
 def compiles_in_background() -> bool:

@@ -203,7 +203,7 @@ def _times_sigmoid(values: Array, argument: Array) -> Array:
 
 def _erf(array: Array) -> Any:
     """The error function for arrays of this library."""
-    if isinstance(array, np.ndarray):
+    if isinstance(array, np.ndarray | np.generic):
         return np.vectorize(math.erf, otypes=[np.float64])
     # Loaded here, and from where the array itself is: this module works without CuPy too.
     return import_module("cupyx.scipy.special").erf

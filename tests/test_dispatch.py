@@ -16,7 +16,7 @@ import pytest
 import cupygemm
 from cupygemm import api, compiler
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher, unposed_reason, unread_reason
+from cupygemm.dispatch import Dispatcher, unposed_reason
 from cupygemm.errors import BundleError, CaptureError, CompileError
 from cupygemm.problem import Problem
 from tests.fake_gpu import FakeGpu
@@ -208,27 +208,10 @@ def test_what_would_run_elsewhere_is_said_without_compiling(gpu: FakeGpu) -> Non
     assert gpu.compiled == []
 
 
-@pytest.mark.parametrize(
-    ("problem", "words"),
-    [
-        (Problem(64, 64, 64), None),
-        (Problem(64, 64, 60), "TMA cannot copy a where its rows lie without gaps: rows are 120 bytes apart"),
-        (Problem(64, 60, 64), "TMA cannot copy b where its rows lie without gaps: rows are 120 bytes apart"),
-        (Problem(60, 64, 64, layout="tn"), "TMA cannot copy a"),
-        (Problem(60, 64, 64, layout="nt"), None),
-        (Problem(64, 60, 64, layout="tt"), None),
-        (Problem(64, 1, 64, layout="nt"), None),
-        (Problem(1, 64, 60), None),
-        (Problem(64, 64, 64, out_dtype="float32"), None),
-        (Problem(64, 64, 64, out_dtype="bfloat16"), None),
-        (Problem(64, 64, 64, out_dtype="float8_e5m2"), "own kernels give float16 or bfloat16 or float32, not"),
-        (Problem(1, 64, 64, 3), None),
-        (Problem(1, 64, 60, 3), "TMA cannot copy a where its rows lie without gaps: matrices are 120 bytes apart"),
-    ],
-)
-def test_problems_that_are_not_asked_for_as_they_lie_have_a_reason(problem: Problem, words: str | None) -> None:
-    reason = unposed_reason(problem) or unread_reason(problem)
-    assert (reason is None) if words is None else (reason is not None and words in reason)
+def test_results_that_no_kernel_gives_are_not_asked_for() -> None:
+    for dtype in ("float16", "float32", "bfloat16"):
+        assert unposed_reason(Problem(64, 64, 64, out_dtype=dtype)) is None
+    assert "own kernels give" in str(unposed_reason(Problem(64, 64, 64, out_dtype="float8_e5m2")))
 
 
 def test_what_is_passed_over_leaves_the_next_bundle_its_turn(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:

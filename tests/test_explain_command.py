@@ -78,7 +78,7 @@ def test_a_program_gets_the_whole_answer(explain: Explain, path: Path, monkeypat
     ("args", "words"),
     [
         (("8x8x8",), "no bundle in force has a config for it"),
-        (("60x64x60",), "no bundle in force has a config for it"),
+        (("60x64x60",), "TMA cannot copy a"),
         ((PROBLEM.shape, "--out-dtype", "bfloat16"), "no bundle in force has a config for it"),
     ],
 )

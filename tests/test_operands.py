@@ -67,10 +67,6 @@ OPERANDS: dict[str, tuple[Callable[[FakeGpu, Any, Any], tuple[Any, Any]], str]] 
     "a is NumPy's": (lambda gpu, a, b: (plain(a), b), "an operand is not a CuPy array"),
     "b is a list": (lambda gpu, a, b: (a, [[1.0]]), "an operand is not a CuPy array"),
     "no axes": (lambda gpu, a, b: (a, b[:1, :1].reshape(())), "operands have 2 and 0 axes"),
-    "stacks of unequal steps": (
-        lambda gpu, a, b: (a, b[None, None].repeat(2, 0).repeat(4, 1)[:, :3]),
-        "operands have 2 and 4 axes, and are no two matrices or stacks of equal steps",
-    ),
     "float32": (lambda gpu, a, b: (a.astype("f4"), b.astype("f4")), "operands are float32 and float32"),
     "mixed": (lambda gpu, a, b: (a, b.astype("f4")), "operands are float16 and float32"),
     "shapes": (lambda gpu, a, b: (a, b[:-1]), "shapes (24, 16) and (15, 40) do not match"),
@@ -99,8 +95,13 @@ def test_each_reason_why_operands_are_cublas(gpu: FakeGpu, case: str) -> None:
     a, b = change(gpu, *operands(gpu))
     cupygemm.use(bundle_of(PROBLEM, replace(PROBLEM, k=8), replace(PROBLEM, n=8)))
     choice = cupygemm.explain(a, b)
-    assert (choice.kernel, choice.config, choice.problem) == ("cublas", None, None)
-    assert choice.reason == problem_of(a, b, None)
+    assert (choice.kernel, choice.config) == ("cublas", None)
+    if "TMA" in choice.reason:
+        # As a copy it would be a problem, were it not so small.
+        assert choice.problem is not None
+        assert choice.reason == f"{problem_of(a, b, None)}, and copying it is not expected to pay"
+    else:
+        assert (choice.problem, choice.reason) == (None, problem_of(a, b, None))
     assert reason in choice.reason
     assert gpu.compiled == []
 

@@ -16,7 +16,9 @@ from cupygemm.bundle_check import spec_of
 from cupygemm.choice import Choice
 from cupygemm.config import KernelSpec, shared_bytes
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher, unposed_reason, unread_reason
+from cupygemm.dispatch import Dispatcher, unposed_reason
+from cupygemm.gapless import gapless
+from cupygemm.packing_cost import pays
 from cupygemm.problem import Problem
 from cupygemm.text import printable
 
@@ -60,16 +62,26 @@ def explain_problem(problem: Problem, path: Path | None) -> Answer:
     index = next(iter(driver.hopper_devices() or driver.devices()), None)
     measured_on = [spec_of(bundle.device) for _, bundle in dispatcher.bundles()]
     device = driver.device_spec(index) if index is not None else (measured_on or [H200])[0]
-    unposed, unread = unposed_reason(problem), unread_reason(problem)
-    if unposed is not None:
-        choice = Choice("cublas", unposed, problem)
-    elif index is None:
-        choice = dispatcher.choose_on(problem, device, copied=unread is not None)
+    return Answer(_choice(dispatcher, problem, device, index), problem, device, index is not None)
+
+
+def _choice(dispatcher: Dispatcher, problem: Problem, device: DeviceSpec, index: int | None) -> Choice:
+    read = unposed_reason(problem) or gapless(problem)
+    if isinstance(read, str):
+        return Choice("cublas", read, problem)
+    if read.unread is not None:
+        expected = dispatcher.predict(read.problem, device)
+        times = (None, None) if expected is None else (expected.own_us, expected.cublas_us)
+        if not pays(read.problem, read, read.a, read.b, *times):
+            return Choice("cublas", f"{read.unread}, and copying it is not expected to pay", problem)
+    copied = read.unread is not None
+    if index is None:
+        choice = dispatcher.choose_on(read.problem, device, copied=copied)
     else:
-        choice = dispatcher.choose_for(problem, index, copied=unread is not None)[0]
-    if unread is not None and choice.kernel == "own":
-        choice = replace(choice, reason=f"{choice.reason}; {unread}, so it is copied where that is expected to pay")
-    return Answer(choice, problem, device, index is not None)
+        choice = dispatcher.choose_for(read.problem, index, copied=copied)[0]
+    if copied:
+        choice = replace(choice, reason=f"{choice.reason}; {read.unread}, so that it is copied first")
+    return choice
 
 
 def _lines(answer: Answer) -> Iterator[str]:

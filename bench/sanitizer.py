@@ -21,12 +21,18 @@ import click
 
 from cupygemm import driver, provenance, verify
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.errors import VerificationError
+from cupygemm.packing import Packing, packing_of
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
 from tests.gpu.protocol import CONFIGS, Checks, Kernels, fitting, fused_problems, operands, stacked_problems
 
 TOOLS = ("memcheck", "racecheck")
-OWN = ("--kernel-name", "kernel_substring=gemm_kernel", "--kernel-name", "kernel_substring=gemm_cluster_kernel")
+OWN = tuple(
+    word
+    for name in ("gemm_kernel", "gemm_cluster_kernel", "pack_kernel")
+    for word in ("--kernel-name", f"kernel_substring={name}")
+)
 LAUNCHES = 2
 """Of each product: what a launch leaves behind, the next one finds."""
 
@@ -105,6 +111,32 @@ def launch_all() -> None:
             checks.verify(plan, (verify.ZERO_MEAN,), seed)
         driver.cupy().cuda.Device().synchronize()
         click.echo(f"{name}: {problem}")
+    launch_copies()
+
+
+def launch_copies() -> None:
+    """Copies of operands that TMA cannot read, of each kind of view, at the ends of what was allocated."""
+    cupy = driver.cupy()
+    cupy.cuda.set_allocator(None)
+    whole = cupy.arange(67 * 131, dtype=cupy.float16).reshape(67, 131)
+    for name, view in {
+        "odd rows": whole,
+        "one element in": whole[1:, 1:],
+        "every second column": whole[:, ::2],
+        "backwards": whole[::-1, ::-1],
+        "transposed": whole.T,
+        "a stack": whole[:66].reshape(2, 33, 131),
+    }.items():
+        other = view.swapaxes(-1, -2)
+        packing = packing_of(view, other)
+        if not isinstance(packing, Packing):
+            raise VerificationError(f"{name}: {packing}")
+        for copied, right in zip(packing(view, other), (view, other), strict=True):
+            memory = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(copied.data.ptr, packing.buffer_bytes, copied), 0)
+            found = cupy.ndarray(copied.shape, cupy.float16, memory, copied.strides)
+            if not bool((found == right).all()):
+                raise VerificationError(f"{name}: a copy differs")
+        click.echo(f"copies: {name}")
 
 
 def launch_broken() -> None:

@@ -45,9 +45,8 @@ def _surveyed(path: Path) -> Iterator[Best]:
         measured = [row for row in line["rows"] if row["status"] == "ok"]
         if measured:
             best = min(measured, key=lambda row: row["us"])
-            fields = dict(zip(head["fields"], best["config"], strict=True))
-            flags = {name: bool(fields[name]) for name in ("split_n", "raster_along_n", "ping_pong")}
-            yield Best(Problem.from_dict(line["problem"]), KernelConfig.from_dict({**fields, **flags}))
+            config = KernelConfig.from_ints(head["fields"], best["config"])
+            yield Best(Problem.from_dict(line["problem"]), config)
 
 
 def relatives(problem: Problem, known: Iterable[Best], most: int) -> list[KernelConfig]:

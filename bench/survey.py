@@ -32,9 +32,9 @@ from cupygemm.compiler import source_digest
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import CupygemmError, FileError, LaunchError
+from cupygemm.fitting import fitted
 from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement
-from cupygemm.portfolio import fitted
 from cupygemm.problem import Problem
 from cupygemm.search.estimate import estimated_us
 from cupygemm.search.gpu_runner import GpuRunner

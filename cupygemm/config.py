@@ -6,6 +6,7 @@ that the kernel learns at launch. tests/nvrtc proves that the two sides agree. W
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -154,6 +155,16 @@ class KernelConfig:
             raise ConfigError(f"config: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}; legal: {names}")
         return cls(**values)
 
+    @classmethod
+    def from_ints(cls, names: Sequence[str], values: Sequence[int]) -> Self:
+        """A config of numbers alone, as arrays hold them: 0 and 1 for what is a truth.
+
+        Raises:
+            ConfigError: as `from_dict`.
+        """
+        named = dict(zip(names, values, strict=True))
+        return cls.from_dict({name: bool(value) if name in FLAGS else value for name, value in named.items()})
+
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, in declaration order: plain ints and bools."""
         return asdict(self)
@@ -211,6 +222,10 @@ class KernelConfig:
 
 COMPILED_FIELDS = tuple(each.name for each in fields(KernelConfig) if each.metadata.get("compiled", True))
 """Of a config, in the order of cuda_src/config.cuh; the others are told at launch."""
+
+
+FLAGS = tuple(each.name for each in fields(KernelConfig) if each.type == "bool")
+"""Fields of a config that are true or false."""
 
 
 def store_columns(config: KernelConfig, spec: KernelSpec) -> int:

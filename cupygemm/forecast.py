@@ -25,6 +25,7 @@ from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import OPERAND_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import BundleError, CupygemmError
+from cupygemm.fitting import fitted
 from cupygemm.forecast_features import (
     KERNEL_FEATURES,
     Column,
@@ -36,7 +37,6 @@ from cupygemm.forecast_features import (
     own_scale,
     problem_features,
 )
-from cupygemm.portfolio import fitted
 from cupygemm.problem import Problem
 from cupygemm.trees import Floats, Trees
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import FileError
+from cupygemm.fitting import fitted
 from cupygemm.forecast import Forecast, wide_features
 from cupygemm.forecast_features import KERNEL_FEATURES, Kernels, cublas_scale, estimates, own_scale
-from cupygemm.portfolio import fitted
 from cupygemm.problem import Problem
 from cupygemm.search.boosting import Boosting, boosted, together
 from cupygemm.trees import Floats
@@ -75,9 +75,7 @@ def _shape(line: dict[str, Any], fields: Sequence[str], portfolio: Sequence[Kern
     found = Shape(problem, gaps["contiguous_us"] if gaps else line["cublas_us"], copied=bool(gaps))
     told = {fitted(kernel, problem, device): index for index, kernel in enumerate(portfolio)}
     for row in line["rows"]:
-        values = dict(zip(fields, row["config"], strict=True))
-        flags = {name: bool(values[name]) for name in ("split_n", "raster_along_n", "ping_pong")}
-        index = told.get(KernelConfig.from_dict({**values, **flags}))
+        index = told.get(KernelConfig.from_ints(fields, row["config"]))
         if index is not None and row["status"] == "ok":
             found.kernels.append(index)
             found.us.append(row["us"])

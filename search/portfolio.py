@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cupygemm.config import COMPILED_FIELDS, KernelConfig
 from cupygemm.device import DeviceSpec
-from cupygemm.portfolio import fitted
+from cupygemm.fitting import fitted
 from cupygemm.problem import Problem
 from cupygemm.search.estimate import CLUSTERS, estimated_us
 from cupygemm.search.table import Table

@@ -10,7 +10,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -206,9 +206,4 @@ def _configs(rows: NDArray[Any], names: Sequence[str]) -> tuple[KernelConfig, ..
     """Configs of a file that may be older than the newest fields, which then have their defaults."""
     if rows.ndim != 2 or rows.shape[1] != len(names) or rows.dtype.kind != "i":
         raise FileError(f"configs: integers for {len(names)} knobs belong here, not {rows.dtype} {rows.shape}")
-    flags = {field.name for field in fields(KernelConfig) if field.type == "bool"}
-    named = (dict(zip(names, row, strict=True)) for row in rows.tolist())
-    return tuple(
-        KernelConfig.from_dict({name: bool(value) if name in flags else value for name, value in values.items()})
-        for values in named
-    )
+    return tuple(KernelConfig.from_ints(names, row) for row in rows.tolist())

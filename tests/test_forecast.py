@@ -18,10 +18,10 @@ import pytest
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import BundleError, FileError
+from cupygemm.fitting import fitted
 from cupygemm.forecast import LEAST, MARGIN, Forecast, Prediction, shipped_forecast
 from cupygemm.forecast_features import KERNEL_FEATURES, Kernels, estimates, kernel_features
 from cupygemm.legality import illegal_reason
-from cupygemm.portfolio import fitted
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.search import forecasting
 from cupygemm.search.boosting import Boosting, boosted, together

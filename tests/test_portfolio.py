@@ -15,8 +15,8 @@ import pytest
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import FileError
+from cupygemm.fitting import fitted
 from cupygemm.legality import illegal_reason
-from cupygemm.portfolio import fitted
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.search.portfolio import choose, estimated_scores, kernels, recorded_scores, untried_kernels
 from cupygemm.search.table import Table

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.comparison.policies import of_other_families
-from cupygemm.config import KernelConfig
+from cupygemm.config import FLAGS, KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import FileError
 from cupygemm.measurement import Measurement, Status
@@ -39,7 +39,7 @@ RECORDED = "recorded"
 CACHE_SUFFIXES = (".json", ".json.gz")
 PER_TABLE = 3
 """Configs to start from that each other cache file of a folder gives, as for our own tables."""
-BOOLS = ("split_n", "raster_along_n", "ping_pong")
+BOOLS = FLAGS
 """Fields that parameters of 0 and 1 borrow; the others go by the other fields, in order."""
 
 

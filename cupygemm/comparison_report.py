@@ -22,14 +22,26 @@ def parts(document: Mapping[str, Any]) -> list[str]:
     budgets = [str(budget) for budget in document["budgets"]]
     found = []
     for group in document["groups"]:
-        points = sorted({each["points"] for each in group["tables"]})
-        sizes = f"{points[0]:,}" if len(points) == 1 else f"{points[0]:,} to {points[-1]:,}"
-        found.append(f"**{group['name']}**: {len(group['tables'])} tables of {sizes} points.")
-        found.append(_scores(group, budgets))
-        found += _warnings(group, budgets)
-        found += _per_table(group, budgets[len(budgets) // 2])
+        found += [*_group(group, budgets), *_per_table(group, budgets[len(budgets) // 2])]
     versions = ", ".join(f"{name} {version}" for name, version in document["packages"].items())
     return [*found, f"Packages: {versions}."]
+
+
+def scores(document: Mapping[str, Any]) -> list[str]:
+    """The scores of each group of tables, without what was found on each.
+
+    Args:
+        document: as of `parts`.
+    """
+    budgets = [str(budget) for budget in document["budgets"]]
+    return [part for group in document["groups"] for part in _group(group, budgets)]
+
+
+def _group(group: Mapping[str, Any], budgets: Sequence[str]) -> list[str]:
+    points = sorted({each["points"] for each in group["tables"]})
+    sizes = f"{points[0]:,}" if len(points) == 1 else f"{points[0]:,} to {points[-1]:,}"
+    heading = f"**{group['name']}**: {len(group['tables'])} tables of {sizes} points."
+    return [heading, _scores(group, budgets), *_warnings(group, budgets)]
 
 
 def strategy_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Recorded results as Markdown: the blocks `results:NAME` of the documents.
+"""Recorded results as Markdown: the blocks `results:NAME` of the documents, and `scores:NAME`, of a comparison.
 
 Every row of a file is shown, won or lost, in the order recorded; nothing is chosen here.
 """
@@ -98,6 +98,13 @@ def documents() -> list[Path]:
 def render(document: Mapping[str, Any] | None) -> str:
     """One recorded file as Markdown, without a final newline; a sentence where there is none."""
     return NOTHING if document is None else RENDERERS[document["schema"]](document)
+
+
+def render_scores(document: Mapping[str, Any] | None) -> str:
+    """A comparison of strategies without what each found on each table; a sentence where there is none."""
+    if document is None:
+        return NOTHING
+    return "\n\n".join([*comparison_report.scores(document), origin(document)])
 
 
 def render_times(document: Mapping[str, Any]) -> str:

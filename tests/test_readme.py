@@ -63,6 +63,15 @@ def test_python_in_the_readme_compiles():
     compile(block, "README.md", "exec")
 
 
+def test_scores_are_the_comparison_without_its_tables():
+    recorded = json.loads((ROOT / "bench" / "results" / "compare.json").read_text(encoding="utf-8"))
+    short, whole = report.render_scores(recorded), report.render(recorded)
+    assert short.splitlines()[:5] == whole.splitlines()[:5]
+    assert set(short.splitlines()) < set(whole.splitlines())
+    assert len(cells(short)) == 2 + len(recorded["groups"][0]["strategies"])
+    assert report.render_scores(None) == report.NOTHING
+
+
 def test_a_loss_is_shown_like_a_win():
     text = report.render(times(row(10.0, 12.0), row(20.0, 15.0, m=64)))
     _, _, win, loss = cells(text)

@@ -27,6 +27,7 @@ def report_command(
     program, recorded = ctx.find_root().command, report.read_results(results)
     renderers = {
         "results": lambda name: report.render(recorded.get(name)),
+        "scores": lambda name: report.render_scores(recorded.get(name)),
         "help": lambda name: command_help.render(program, name),
         "table": lambda name: knob_value.render(name, tables),
         "bundle": bundle_report.render,

@@ -109,8 +109,8 @@ def matmul(
         result = run(decision, a, b, given, left, terms)
         if decision.own is not None and not options:
             _repeats.learn(generation, a, b, out, result, decision.own, terms)
-        elif plain and out is None and not options:
-            _repeats.learn_cupys(generation, a, b)
+        elif decision.own is None and plain and not options:
+            _repeats.learn_cupys(generation, a, b, out)
         return result
 
 

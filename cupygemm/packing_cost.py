@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from cupygemm.config import TMA_ALIGNMENT
@@ -23,6 +24,8 @@ CUPY_COPY_BYTES_PER_US = 0.85e6
 """The same of the copies that `cupy.matmul` makes of what is not contiguous (bench/packing.py: 0.75e6 to 0.9e6)."""
 SECTOR_BYTES = 32
 """What is read at least where elements lie apart."""
+HOST_LAUNCH_US = 4.0
+"""Of the host, for a launch after the first (bench/host.py: a prepared one takes 5)."""
 MARGIN = 1.1
 """A guess must be so many times better than CuPy's to be acted upon."""
 
@@ -96,6 +99,20 @@ def pays(
         return True  # cupy.matmul refuses stacks of bfloat16
     own = own_us(problem) if own_kernel_us is None else own_kernel_us
     return MARGIN * (pack_us(packing) + own) < cupy_us(problem, a, b, cublas_us)
+
+
+def slices_pay(problem: Problem, launches: int, a: Any, b: Any) -> bool:
+    """Whether several launches are expected to take the host no longer than the whole takes `cupy.matmul` on the GPU.
+
+    Args:
+        problem: of one launch.
+        launches: of as many.
+        a, b: operands of the first.
+    """
+    if problem.a_dtype != "float16":
+        return True  # cupy.matmul refuses stacks of bfloat16
+    whole = replace(problem, batch=max(2, problem.batch * launches))
+    return launches * HOST_LAUNCH_US < cupy_us(whole, a, b)
 
 
 def _bytes(operand: Any) -> int:

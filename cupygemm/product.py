@@ -21,7 +21,7 @@ from cupygemm.fallback_terms import fall_back_with_terms
 from cupygemm.kernel_plan import Plan
 from cupygemm.loading import is_capturing
 from cupygemm.packing import Packing, packing_of
-from cupygemm.packing_cost import pays
+from cupygemm.packing_cost import pays, slices_pay
 from cupygemm.posing import Posed, overlap, pose
 from cupygemm.problem import Problem
 from cupygemm.stacks import PosedStack, pose_slices, pose_stack, shifted
@@ -161,11 +161,15 @@ def _decide_fused(dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms
     return _aimed(choice, matrices, Own(posed, plan, dtype, packing, bias, residual), a, b, out, terms)
 
 
-def _remarked(choice: Choice, posed: Posed | PosedStack) -> Choice:
-    if choice.kernel != "own" or not isinstance(posed, PosedStack) or posed.outer is None:
-        return choice
+def _weighed(choice: Choice, plan: Plan | None, posed: Posed | PosedStack) -> tuple[Choice, Plan | None]:
+    """The same, and cuBLAS where several launches take longer than it would."""
+    if plan is None or not isinstance(posed, PosedStack) or posed.outer is None:
+        return choice, plan
     launches = math.prod(posed.outer.extents)
-    return replace(choice, reason=f"{choice.reason}; in {launches} launches, since the stacks step unequally")
+    why = f"in {launches} launches, since the stacks step unequally"
+    if slices_pay(plan.problem, launches, posed.a, posed.b):
+        return replace(choice, reason=f"{choice.reason}; {why}"), plan
+    return Choice("cublas", f"{why}, it is not expected to pay", choice.problem), None
 
 
 def _posed_stack(a: Any, b: Any) -> PosedStack | None:
@@ -187,7 +191,7 @@ def _chosen(
     a, b = posed.a, posed.b
     choice, plan = dispatcher.choose(a, b, None, out_dtype, epilogue)
     if choice.problem is not None or isinstance(problem_of(a, b, None, out_dtype, epilogue, "nn"), str):
-        return _remarked(choice, posed), plan, None
+        return *_weighed(choice, plan, posed), None
     if isinstance(posed, PosedStack) and posed.outer is not None:
         return choice, None, None
     packing = packing_of(a, b)

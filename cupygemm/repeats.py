@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cupygemm import driver
+from cupygemm import driver, settings
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.copies import ITEM_BYTES
 from cupygemm.dispatch import Dispatcher
@@ -195,11 +195,31 @@ class SlicedRepeat(Repeat):
 
 
 class CupysRepeat:
-    """A call that is `cupy.matmul`'s whatever lies where: of dtypes that no own kernel takes, into a new array."""
+    """A call that is `cupy.matmul`'s, for all arrays like those that it was decided for."""
+
+    def __init__(self, a: Any, b: Any, out: Any) -> None:
+        """Looks at how these lie.
+
+        Args:
+            a, b, out: as of `matmul`, which has left them to CuPy.
+        """
+        by_place = a.dtype.name in OPERAND_DTYPES
+        # What TMA could read from elsewhere, an own kernel might have been chosen for.
+        self._starts = (a.data.ptr % TMA_ALIGNMENT, b.data.ptr % TMA_ALIGNMENT) if by_place else None
+        self._a = None if out is None else _overlapping(a, out)
+        self._b = None if out is None else _overlapping(b, out)
 
     def __call__(self, a: Any, b: Any, out: Any) -> Any:
-        """The product, or None while a CUDA graph is captured."""
-        return None if is_capturing() else cupy_matmul()(a, b)
+        """The product, or None where it has to be decided anew, as it is while a CUDA graph is captured."""
+        a_place, b_place = a.data.ptr, b.data.ptr
+        if self._starts not in (None, (a_place % TMA_ALIGNMENT, b_place % TMA_ALIGNMENT)) or is_capturing():
+            return None
+        if self._a is None or self._b is None:
+            return cupy_matmul()(a, b)
+        place = out.data.ptr
+        if self._a[0] < place - a_place < self._a[1] or self._b[0] < place - b_place < self._b[1]:
+            return None
+        return cupy_matmul()(a, b, out=out)
 
 
 def repeat_of(a: Any, b: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> Repeat:
@@ -296,23 +316,30 @@ class Repeats:
             calls.clear()
         calls[key] = call
 
-    def learn_cupys(self, generation: int, a: Any, b: Any) -> None:
-        """Remembers that `cupy.matmul` answers calls like this one, if their dtypes alone say so.
+    def learn_cupys(self, generation: int, a: Any, b: Any, out: Any) -> None:
+        """Remembers that `cupy.matmul` answers calls like this one.
+
+        Not that of stacks of 16-bit matrices, which are posed otherwise for it; and of such matrices nothing that may
+        be for as long only as a kernel is compiled.
 
         Args:
             generation: as of `learn`.
-            a, b: as of `matmul`, without `out`, terms and options.
+            a, b, out: as of `matmul`, without terms and options.
         """
         known = self._threads
         if known.dispatcher is None or not generation == known.generation == known.dispatcher.generation:
             return
         known.begin()
-        key = known.key(a, b, None)
-        if key is None or not {a.dtype.name, b.dtype.name}.isdisjoint(OPERAND_DTYPES):
+        key = known.key(a, b, out)
+        if key is None:
             return
-        if len(known.calls) >= MOST:
-            known.calls.clear()
-        known.calls[key] = CupysRepeat()
+        sixteen_bits = not {a.dtype.name, b.dtype.name}.isdisjoint(OPERAND_DTYPES)
+        if sixteen_bits and (a.ndim != 2 or b.ndim != 2 or settings.compiles_in_background()):
+            return
+        if len(known.packed) >= MOST:
+            known.packed.clear()
+        # Beside what own kernels answer at other addresses.
+        known.packed[key] = CupysRepeat(a, b, out)
 
 
 class _Threads(threading.local):
@@ -321,7 +348,7 @@ class _Threads(threading.local):
     Attributes:
         dispatcher, generation: what they were decided by.
         calls: by `key` and `key_with_terms`.
-        packed: those whose operands are copied first, likewise: with the same strides, at other addresses.
+        packed: those whose operands are copied first, and CuPy's, likewise: with the same strides, at other addresses.
         ndarray: CuPy's.
     """
 
@@ -329,7 +356,7 @@ class _Threads(threading.local):
         self.dispatcher: Dispatcher | None = None
         self.generation = 0
         self.calls: dict[Any, Any] = {}
-        self.packed: dict[Any, Repeat] = {}
+        self.packed: dict[Any, Any] = {}
         self.ndarray: Any = None
         self._current: Any = None
 

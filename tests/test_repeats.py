@@ -319,15 +319,49 @@ def test_a_handler_that_multiplies_meanwhile_spoils_nothing(gpu: FakeGpu, monkey
     np.testing.assert_array_equal(plain(inner[0]), right(*other))
 
 
-def test_other_dtypes_are_cupys_at_once(gpu: FakeGpu, decided: list[Any]) -> None:
-    a, b = gpu.empty((4, 5), np.float32), gpu.empty((5, 6), np.float32)
-    a[...], b[...] = 2, 3
+def test_what_is_cupys_is_cupys_at_once(gpu: FakeGpu, decided: list[Any]) -> None:
+    for dtype in (np.float32, np.float16):
+        a, b, out = gpu.empty((8, 16), dtype), gpu.empty((16, 24), dtype), gpu.empty((8, 24), dtype)
+        a[...], b[...] = 2, 3
+        decided.clear()
+        gpu.fallbacks.clear()
+        for _ in range(3):
+            np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
+            out[...] = 0
+            assert cupygemm.matmul(a, b, out=out) is out
+            np.testing.assert_array_equal(plain(out), right(a, b))
+        assert (len(decided), len(gpu.fallbacks)) == (2, 6)
+        gpu.stream.begin_capture()
+        with pytest.raises(CaptureError):
+            cupygemm.matmul(a, b)
+        gpu.stream.end_capture()
+
+
+def test_what_is_cupys_at_one_address_may_not_be_at_another(gpu: FakeGpu, decided: list[Any]) -> None:
+    buffer, b = gpu.empty(16 * 16 + 8, np.float16), stored(gpu, (16, 16))
+    buffer[...] = 1
+    with cupygemm.use(bundle_of(Problem(16, 16, 16))):
+        for elements, kernel in ((1, "cublas"), (0, "own"), (1, "cublas"), (2, "cublas"), (8, "own"), (1, "cublas")):
+            a = buffer[elements : elements + 256].reshape(16, 16)
+            launches = len(gpu.launches)
+            np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
+            assert (len(gpu.launches) > launches) == (kernel == "own")
+        assert len(decided) == 4  # at 1, 0, 2, and at 1 again, which 2 has taken the place of
+        square = buffer[1:257].reshape(16, 16)
+        out = gpu.empty((16, 16), np.float16)
+        cupygemm.matmul(square, b, out=out)
+        cupygemm.matmul(square, b, out=out)
+        wanted, count = right(square, b), len(decided)
+        assert cupygemm.matmul(square, b, out=square) is square
+        np.testing.assert_array_equal(plain(square), wanted)
+        assert len(decided) == count + 1
+
+
+def test_cublas_for_as_long_as_a_kernel_is_compiled_is_not_remembered(
+    gpu: FakeGpu, decided: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUPYGEMM_COMPILE", "background")
+    a, b = draw(gpu, 1)
     for _ in range(3):
         np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
-    assert (len(decided), len(gpu.fallbacks)) == (1, 3)
-    cupygemm.matmul(a, b, out=gpu.empty((4, 6), np.float32))
-    assert len(decided) == 2
-    gpu.stream.begin_capture()
-    with pytest.raises(CaptureError):
-        cupygemm.matmul(a, b)
-    gpu.stream.end_capture()
+    assert len(decided) == 3

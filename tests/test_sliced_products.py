@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cupygemm
+from cupygemm import packing_cost, product
 from cupygemm.problem import Problem
 from cupygemm.stacks import MOST_LAUNCHES, pose_slices, pose_stack
 from tests.fake_gpu import FakeGpu
@@ -19,6 +20,7 @@ M, N, K = 24, 40, 16
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    monkeypatch.setattr(product, "slices_pay", lambda *told: True)  # products of a test are too small for it
     return fresh_gpu(monkeypatch)
 
 
@@ -100,6 +102,20 @@ def test_too_many_launches_are_cupys(gpu: FakeGpu) -> None:
     a, b = drawn(gpu, MOST_LAUNCHES + 1, 1, 8, 8), drawn(gpu, MOST_LAUNCHES + 2, 8, 8)
     assert pose_slices(a, b) is None
     assert cupygemm.explain(a, b).kernel == "cublas"
+
+
+def test_many_small_launches_are_cupys(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "slices_pay", packing_cost.slices_pay)
+    a, b = drawn(gpu, 8, 1, 8, 8), drawn(gpu, 3, 8, 8)
+    choice = cupygemm.explain(a, b)
+    assert (choice.kernel, "in 3 launches" in choice.reason) == ("cublas", True)
+    np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), plain(a) @ plain(b))
+    assert len(gpu.fallbacks) == 1
+    wide = Problem(1024, 1024, 1024, 4)
+    assert packing_cost.slices_pay(wide, 3, a, b)
+    assert not packing_cost.slices_pay(Problem(64, 64, 64, 4), 32, a, b)
+    mixed = dict.fromkeys(("a_dtype", "b_dtype", "out_dtype"), "bfloat16")
+    assert packing_cost.slices_pay(Problem(64, 64, 64, 4, **mixed), 32, a, b)  # CuPy refuses these
 
 
 def test_every_arrangement_of_axes(gpu: FakeGpu) -> None:

@@ -12,7 +12,7 @@ from cupygemm import driver
 from cupygemm.epilogue import NONE
 from cupygemm.errors import LaunchError, ProblemError
 from cupygemm.product import Decision
-from cupygemm.repeats import Repeat, repeat_of
+from cupygemm.repeat import Repeat, repeat_of
 from cupygemm.terms import Terms
 
 

@@ -109,7 +109,7 @@ class Dispatcher:
         Raises:
             CaptureError: a CUDA graph is being captured and the kernel is not loaded yet.
             BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
-            SettingError: CUPYGEMM_COMPILE is not what it may be.
+            SettingError: CUPYGEMM_COMPILE or CUPYGEMM_UNSEEN is not what it may be.
         """
         problem = problem_of(a, b, out, out_dtype, epilogue)
         if isinstance(problem, str):
@@ -154,7 +154,7 @@ class Dispatcher:
         """What is expected of a problem that nobody has tuned; None where nothing is.
 
         Raises:
-            BundleError: as `choose`.
+            BundleError, SettingError: as `choose`.
         """
         with self._lock:
             return self._foresight.predict(problem, device) if self._in_force.ships() else None

@@ -97,8 +97,12 @@ class Repeat:
         places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
         if places is None:
             return None
-        self._launch.with_terms(a_place, b_place, place, self._stream().ptr, *places, *terms.factors)
+        self._queue(a_place, b_place, place, *places, terms)
         return result
+
+    def _queue(self, a: int, b: int, place: int, bias: int, residual: int, terms: Terms) -> None:
+        """Launches for arrays at these addresses."""
+        self._launch.with_terms(a, b, place, self._stream().ptr, bias, residual, *terms.factors)
 
     def _places_of_terms(self, a: int, b: int, place: int, is_given: bool, terms: Terms) -> tuple[int, int] | None:
         """Addresses of bias and residual, 0 for what there is not; None where something lies so that it matters."""
@@ -151,7 +155,7 @@ class PackedRepeat(Repeat):
         if places is None or place % TMA_ALIGNMENT or self._launch.is_busy:
             return None
         left, right = self._packing.queue(a_place, b_place, buffer.data.ptr)
-        self._launch.with_terms(left, right, place, self._stream().ptr, *places, *terms.factors)
+        self._queue(left, right, place, *places, terms)
         return result
 
 
@@ -167,20 +171,11 @@ class SlicedRepeat(Repeat):
     def __call__(self, a: Any, b: Any, out: Any) -> Any:
         return self.with_terms(a, b, out, NO_TERMS)
 
-    def with_terms(self, a: Any, b: Any, out: Any, terms: Terms) -> Any:
-        result = self._empty(self.shape, self.dtype) if out is None else out
-        a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
-        if (a_place | b_place | place) % TMA_ALIGNMENT or self._launch.is_busy:
-            return None
-        places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
-        if places is None:
-            return None
-        (bias, residual), stream = places, self._stream().ptr
+    def _queue(self, a: int, b: int, place: int, bias: int, residual: int, terms: Terms) -> None:
+        stream = self._stream().ptr
         for of_a, of_b, of_out, of_residual in self._offsets:
             beside = residual + of_residual if residual else 0
-            here = a_place + of_a, b_place + of_b, place + of_out
-            self._launch.with_terms(*here, stream, bias, beside, *terms.factors)
-        return result
+            self._launch.with_terms(a + of_a, b + of_b, place + of_out, stream, bias, beside, *terms.factors)
 
 
 class CupysRepeat:

@@ -32,7 +32,7 @@ class Repeats:
 
     def __len__(self) -> int:
         """How many the thread at hand knows."""
-        return len(self._threads.calls) + len(self._threads.packed)
+        return len(self._threads.calls) + len(self._threads.by_place)
 
     def answer(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any) -> Any:
         """The product, or None where this call is not like one before, or its arrays lie so that it matters.
@@ -52,8 +52,8 @@ class Repeats:
         key = known.key(a, b, out)
         call = known.calls.get(key)
         result = None if call is None or not known.is_here(a) else call(a, b, out)
-        if result is None and known.packed:
-            call = known.packed.get(key)
+        if result is None and known.by_place:
+            call = known.by_place.get(key)
             result = None if call is None or not known.is_here(a) else call(a, b, out)
         return result
 
@@ -71,8 +71,8 @@ class Repeats:
         key = known.key_with_terms(a, b, out, terms)
         call = known.calls.get(key)
         result = None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
-        if result is None and known.packed:
-            call = known.packed.get(key)
+        if result is None and known.by_place:
+            call = known.by_place.get(key)
             result = None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
         return result
 
@@ -97,7 +97,7 @@ class Repeats:
         except LaunchError:
             # It is copied to `out`, or the driver is without these calls: such calls go the long way each time.
             return
-        calls = known.calls if own.packing is None else known.packed
+        calls = known.calls if own.packing is None else known.by_place
         if len(calls) >= MOST:
             calls.clear()
         calls[key] = call
@@ -122,10 +122,10 @@ class Repeats:
         sixteen_bits = not {a.dtype.name, b.dtype.name}.isdisjoint(OPERAND_DTYPES)
         if sixteen_bits and (a.ndim != 2 or b.ndim != 2 or settings.compiles_in_background()):
             return
-        if len(known.packed) >= MOST:
-            known.packed.clear()
+        if len(known.by_place) >= MOST:
+            known.by_place.clear()
         # Beside what own kernels answer at other addresses.
-        known.packed[key] = CupysRepeat(a, b, out)
+        known.by_place[key] = CupysRepeat(a, b, out)
 
 
 class _Threads(threading.local):
@@ -134,7 +134,7 @@ class _Threads(threading.local):
     Attributes:
         dispatcher, generation: what they were decided by.
         calls: by `key` and `key_with_terms`.
-        packed: those whose operands are copied first, and CuPy's, likewise: with the same strides, at other addresses.
+        by_place: likewise those that hold for some addresses only: operands are copied first, or CuPy runs.
         ndarray: CuPy's.
     """
 
@@ -142,15 +142,15 @@ class _Threads(threading.local):
         self.dispatcher: Dispatcher | None = None
         self.generation = 0
         self.calls: dict[Any, Any] = {}
-        self.packed: dict[Any, Any] = {}
+        self.by_place: dict[Any, Any] = {}
         self.ndarray: Any = None
         self._current: Any = None
 
     def __bool__(self) -> bool:
-        return bool(self.calls or self.packed)
+        return bool(self.calls or self.by_place)
 
     def forget(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher, self.generation, self.calls, self.packed = dispatcher, dispatcher.generation, {}, {}
+        self.dispatcher, self.generation, self.calls, self.by_place = dispatcher, dispatcher.generation, {}, {}
 
     def begin(self) -> None:
         """Asks CuPy what the first call of a thread needs to know."""

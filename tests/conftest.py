@@ -11,11 +11,12 @@ import math
 import os
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import cli, compiler, driver
+from cupygemm import api, cli, compiler, driver
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import CompileError
@@ -179,3 +180,17 @@ def run(tmp_path, tables, monkeypatch):
         return CliRunner().invoke(cli.main, ["tune", problem, *options, *args])
 
     return call
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of `matmul` and `plan` that are decided anew."""
+    calls: list[Any] = []
+    decide = api.decide
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return decide(*arguments)
+
+    monkeypatch.setattr(api, "decide", counting)
+    return calls

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api, compiler, driver, product
+from cupygemm import compiler, driver, product
 from cupygemm.errors import CaptureError, LaunchError
 from cupygemm.problem import Problem
 from tests.fake_gpu import FakeGpu
@@ -24,19 +24,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = fresh_gpu(monkeypatch)
     monkeypatch.setattr(product, "pays", lambda *told: True)  # products of a test are too small for it
     return gpu
-
-
-@pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-    decide = api.decide
-
-    def counting(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return decide(*arguments)
-
-    monkeypatch.setattr(api, "decide", counting)
-    return calls
 
 
 def draw(gpu: FakeGpu, seed: int = 1) -> tuple[Any, Any]:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api
 from cupygemm.device import H200
 from cupygemm.errors import CaptureError, ProblemError
 from cupygemm.problem import Problem
@@ -22,20 +21,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Fake
     gpu = fresh_gpu(monkeypatch)
     gpu.specs = dict.fromkeys(range(request.param), H200)
     return gpu
-
-
-@pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was decided."""
-    calls: list[Any] = []
-    decide = api.decide
-
-    def counting(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return decide(*arguments)
-
-    monkeypatch.setattr(api, "decide", counting)
-    return calls
 
 
 def draw(gpu: FakeGpu, seed: int, n: int = 40) -> tuple[Any, Any]:

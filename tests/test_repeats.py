@@ -25,20 +25,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return fresh_gpu(monkeypatch)
 
 
-@pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The calls that were decided anew."""
-    calls: list[Any] = []
-    decide = api.decide
-
-    def counting(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return decide(*arguments)
-
-    monkeypatch.setattr(api, "decide", counting)
-    return calls
-
-
 def draw(gpu: FakeGpu, seed: int, m: int = 24, n: int = 40, k: int = 16) -> tuple[Any, Any]:
     return stored(gpu, (m, k), seed=seed), stored(gpu, (k, n), seed=seed + 1)
 

@@ -134,7 +134,7 @@ def plan(
         multiply(a, b, out, bias=bias)  # or other arrays of the same shapes, strides and dtypes
 
     It compiles and loads the kernel, whatever CUPYGEMM_COMPILE says, and launches nothing, so that a CUDA graph can be
-    captured with the plan at once. What is in force now stays in force for the plan.
+    captured with the plan at once, unless operands are copied. What is in force now stays in force for the plan.
 
     Args:
         a, b, out, bias, residual: arrays of the shapes, strides and dtypes that the plan will be called with; of their

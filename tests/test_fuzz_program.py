@@ -107,7 +107,10 @@ def test_processes_share_the_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def started(path: Path, count: int, seed: int, seconds: float) -> subprocess.Popen[bytes]:
         asked.append((count, seed))
-        code = f"import sys; open({str(path)!r}, 'w').write({json.dumps(part(count, 4))!r}); sys.exit({status})"
+        # As the program itself writes it: it is read meanwhile.
+        text, beside = json.dumps(part(count, 4)), path.with_suffix(".new")
+        code = f"import os, sys; open({str(beside)!r}, 'w').write({text!r}); "
+        code += f"os.replace({str(beside)!r}, {str(path)!r}); sys.exit({status})"
         return subprocess.Popen([sys.executable, "-c", code])
 
     monkeypatch.setattr(fuzz, "_started", started)

@@ -14,9 +14,9 @@ HEAVY = ("cuda", "cupy", "flax", "jax", "numpy", "optax", "pydantic", "pynvml", 
 
 PROBE = """
 import time
-start = time.perf_counter()
+start = time.process_time()
 import cupygemm
-elapsed_ms = (time.perf_counter() - start) * 1e3
+elapsed_ms = (time.process_time() - start) * 1e3
 import json, sys
 print(json.dumps({"elapsed_ms": elapsed_ms, "modules": sorted(sys.modules)}))
 """

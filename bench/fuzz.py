@@ -78,7 +78,7 @@ def main(
     if output is None:
         raise click.UsageError("-o FILE says where to write")
     started = time.monotonic()
-    compiled = kernels.compile_ahead()
+    compiled = kernels.compile_all()
     click.echo(f"{compiled} kernels after {time.monotonic() - started:.0f} s")
     origin = provenance.collect(0, commit=commit)
     report = _Report(output, count, seed, {"processes": processes, "kernels": compiled}, origin)

@@ -9,12 +9,10 @@ of a problem goes into the bundle: by turns, or with --sustained by the geometri
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -25,6 +23,7 @@ from relatives import Best, bests, relatives
 from steps import STEPS, Steps
 
 from cupygemm import driver, provenance
+from cupygemm.ahead import compile_ahead
 from cupygemm.benchmark import OWN, result_row
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.compiler import compile_kernel, source_digest
@@ -91,8 +90,8 @@ def main(
         for problem in SUITES[suite].problems
         if (not shapes or problem.shape in shapes) and dtype in (None, problem.a_dtype)
     ]
-    with ProcessPoolExecutor() as pool:
-        list(pool.map(_compile, [(problem, config) for problem, steps, _ in plan for config in steps.values()]))
+    # What cannot be compiled, `_ready` meets again, and says so.
+    compile_ahead((KernelSpec.of(problem), config) for problem, steps, _ in plan for config in steps.values())
     command = shlex.join(["python", *sys.argv])
     facts = provenance.collect(0, command, commit)
     rows: list[dict[str, Any]] = []
@@ -162,12 +161,6 @@ def legal_steps(problem: Problem, steps: Steps) -> Steps:
         if illegal_reason(fitting, spec, H200) is None and fitting not in found.values():
             found[name] = fitting
     return found
-
-
-def _compile(kernel: tuple[Problem, KernelConfig]) -> None:
-    problem, config = kernel
-    with contextlib.suppress(CupygemmError):  # `_ready` meets it again, and says so
-        compile_kernel(KernelSpec.of(problem), config)
 
 
 def _ready(

@@ -11,12 +11,9 @@ that of the nearest problem in the bundle that ships, and a default. Everything 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 import shlex
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -27,6 +24,7 @@ import numpy as np
 from packing_cases import CASES, Case, draw, problem_of
 
 from cupygemm import driver, provenance, verify
+from cupygemm.ahead import compile_ahead
 from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.cublas import Cublas
@@ -79,7 +77,7 @@ def main(only: str | None, commit: str | None, output: Path) -> None:
     """Measures float16 products of operands that TMA cannot read."""
     cupy = driver.cupy()
     chosen = {name: case for name, case in CASES.items() if only is None or only in name}
-    _compile_ahead(chosen.values())
+    compile_ahead(_kernels(chosen.values()))
     with holding_gpu(0), cupy.cuda.Stream(non_blocking=True):
         cublas, summary = Cublas(), {}
         for name, case in chosen.items():
@@ -125,11 +123,9 @@ def _configs(problem: Problem) -> list[KernelConfig]:
     return list(dict.fromkeys([*found, *([] if default is None else [default])]))
 
 
-def _compile_ahead(cases: Iterable[Case]) -> None:
-    """On all cores, into the cache; layouts are those that copies of rows have."""
-    pairs = {(KernelSpec.of(problem), config) for problem in map(problem_of, cases) for config in _configs(problem)}
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_kernel, *zip(*pairs, strict=True)))
+def _kernels(cases: Iterable[Case]) -> set[tuple[KernelSpec, KernelConfig]]:
+    """What will be launched; layouts are those that copies of rows have."""
+    return {(KernelSpec.of(problem), config) for problem in map(problem_of, cases) for config in _configs(problem)}
 
 
 def _measured(prepared: Prepared, cublas: Cublas) -> dict[str, Any]:

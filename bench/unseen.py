@@ -12,13 +12,10 @@ construction.
 from __future__ import annotations
 
 import math
-import multiprocessing
 import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -30,13 +27,13 @@ from survey_jobs import CONTIGUOUS, closed, without_gaps
 from survey_jobs import effort as survey_effort
 
 from cupygemm import driver, provenance
+from cupygemm.ahead import compile_ahead
 from cupygemm.benchmark import OWN, result_row
 from cupygemm.choice import Choice
-from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dispatch import Dispatcher
-from cupygemm.errors import CompileError, CupygemmError, VerificationError
+from cupygemm.errors import CupygemmError, VerificationError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.measure import CUBLAS, WRONG_BASELINE, Bench, is_usable
 from cupygemm.names import ROTATED
@@ -72,7 +69,8 @@ def main(only: int | None, seconds: float, device: int, commit: str | None, outp
     command = shlex.join(["python", *sys.argv])
     facts = provenance.collect(device, command, commit)
     decided = decisions(dispatcher, problems, device_spec)
-    compile_ahead([(choice.problem, choice.config) for choice, _ in decided.values()])
+    chosen = [choice for choice, _ in decided.values() if choice.problem and choice.config]
+    compile_ahead((KernelSpec.of(choice.problem), choice.config) for choice in chosen)  # dispatch says what fails
     rows: list[Row] = []
     failures: list[Row] = []
     with holding_gpu(device), driver.cupy().cuda.Device(device):
@@ -124,19 +122,6 @@ def decision(dispatcher: Dispatcher, problem: Problem, device: DeviceSpec) -> Ch
         return dispatcher.choose_on(seen, device)
     dispatcher.predict(problem, device)
     return dispatcher.choose_on(problem, device, copied=True)
-
-
-def compile_ahead(kernels: Sequence[tuple[Problem | None, KernelConfig | None]]) -> None:
-    """Compiles into the cache what will be launched, in parallel."""
-    wanted = {(KernelSpec.of(problem), config) for problem, config in kernels if problem and config}
-    # A forked process would inherit what CUDA has begun here.
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_compile, wanted))
-
-
-def _compile(kernel: tuple[KernelSpec, KernelConfig]) -> None:
-    with suppress(CompileError):  # which dispatch meets again, and says
-        compile_kernel(*kernel)
 
 
 def measured(problem: Problem, dispatcher: Dispatcher, device: int) -> Row:

@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).parent.parent / "cupygemm"
 ARROWS = {
     "": "api environment patching warming",
     "__main__": "cli",
+    "ahead": "compiler",
     "api": "planned repeats text",
     "atomic": "",
     "axes": "",

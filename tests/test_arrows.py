@@ -178,7 +178,7 @@ ARROWS = {
     "unfused": "cublas elementwise problem",
     "validation": "",
     "verify": "operands problem",
-    "warming": "api bundle_check",
+    "warming": "ahead api bundle_check",
 }
 
 ANYWHERE = {"dtypes", "epilogue", "problem", "device", "config", "legality", "search.space", "bundle", "plain_yaml"}

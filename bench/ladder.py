@@ -1,6 +1,6 @@
 """Steps towards a fast kernel, each a config, measured with the baselines in one interleaved run a problem.
 
-    python bench/ladder.py headline squares -o bench/results/ladder.json --bundle tuned.yaml
+    python -m bench.ladder headline squares -o bench/results/ladder.json --bundle tuned.yaml
 
 docs/ladder.md and docs/small.md say what each step of bench/steps.py was expected to do; the steps of grid_sample are
 suggestions of the policy that ships and guesses by the estimate, of which the fastest alone gets rows. The fastest step
@@ -10,7 +10,6 @@ of a problem goes into the bundle: by turns, or with --sustained by the geometri
 from __future__ import annotations
 
 import itertools
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -19,9 +18,10 @@ from statistics import median
 from typing import Any
 
 import click
-from relatives import Best, bests, relatives
-from steps import STEPS, Steps
 
+from bench.command import command_line
+from bench.relatives import Best, bests, relatives
+from bench.steps import STEPS, Steps
 from cupygemm import driver, provenance
 from cupygemm.ahead import compile_ahead
 from cupygemm.benchmark import OWN, result_row
@@ -92,7 +92,7 @@ def main(
     ]
     # What cannot be compiled, `_ready` meets again, and says so.
     compile_ahead((KernelSpec.of(problem), config) for problem, steps, _ in plan for config in steps.values())
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.ladder")
     facts = provenance.collect(0, command, commit)
     rows: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []

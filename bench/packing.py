@@ -1,6 +1,6 @@
 """Operands that TMA cannot read: the copy alone, copy and own kernel, and what `cupy.matmul` does, by turns.
 
-    python bench/packing.py -o bench/results/packing.json
+    python -m bench.packing -o bench/results/packing.json
 
 `cupy.matmul` cannot be captured in a CUDA graph, so that here stands what it does: a copy of each operand that is not
 contiguous, by CuPy's own kernel, then cuBLAS with CuPy's settings; stacks are widened to float32. How long calls of
@@ -11,8 +11,6 @@ that of the nearest problem in the bundle that ships, and a default. Everything 
 from __future__ import annotations
 
 import math
-import shlex
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +19,9 @@ from typing import Any
 
 import click
 import numpy as np
-from packing_cases import CASES, Case, draw, problem_of
 
+from bench.command import command_line
+from bench.packing_cases import CASES, Case, draw, problem_of
 from cupygemm import driver, provenance, verify
 from cupygemm.ahead import compile_ahead
 from cupygemm.compiler import compile_kernel
@@ -84,7 +83,7 @@ def main(only: str | None, commit: str | None, output: Path) -> None:
             summary[name] = _measured(_prepare(case), cublas)
             click.echo(f"{name}: {summary[name]}")
             cupy.get_default_memory_pool().free_all_blocks()
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.packing")
     write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
 
 

@@ -1,6 +1,6 @@
 """Times the kernels of the portfolio and cuBLAS on hundreds of shapes: what dispatch learns from for any shape.
 
-    python bench/survey.py -o bench/results/survey.jsonl --seconds 280
+    python -m bench.survey -o bench/results/survey.jsonl --seconds 280
 
 For each shape of `shapes.training` the kernels that the estimate likes best, some of them told otherwise at launch, and
 a few others drawn at random are verified and timed in turns with cuBLAS (search/gpu_runner.py measures, so that a
@@ -14,8 +14,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,10 +21,11 @@ from statistics import median
 from typing import Any
 
 import click
-from portfolio import read_kernels
-from shapes import posed, training
-from survey_jobs import SURVEY_JOBS
 
+from bench.command import command_line
+from bench.portfolio import read_kernels
+from bench.shapes import posed, training
+from bench.survey_jobs import SURVEY_JOBS
 from cupygemm import provenance
 from cupygemm.compiler import source_digest
 from cupygemm.config import KernelConfig, KernelSpec
@@ -82,7 +81,7 @@ def main(seconds: float, count: int, device: int, commit: str | None, output: Pa
             compiled = compile_all(runner, plan)
             click.echo(f"{compiled} kernels compiled, {len(done)} shapes done before, {len(plan)} to do")
             if not output.exists():
-                facts = provenance.collect(device, shlex.join(["python", *sys.argv]), commit)
+                facts = provenance.collect(device, command_line("bench.survey"), commit)
                 append(output, header(runner.device_spec, facts))
             written = 0
             for line in measured(runner, plan, lambda: time.monotonic() < ends):

@@ -1,6 +1,6 @@
 """What `matmul` decides for 200 shapes that were never tuned, and what that comes to beside `cupy.matmul`.
 
-    python bench/unseen.py -o bench/results/unseen.json
+    python -m bench.unseen -o bench/results/unseen.json
 
 The shapes are those of `shapes.unseen`, by the seed in the file; operands have no gaps between rows, as most arrays of
 CuPy's. Where an own kernel is chosen it is verified and timed in turns with cuBLAS as CuPy calls it: GPU time, operands
@@ -12,7 +12,6 @@ construction.
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,11 @@ from statistics import median
 from typing import Any
 
 import click
-import shapes
-from survey_jobs import CONTIGUOUS, closed, without_gaps
-from survey_jobs import effort as survey_effort
 
+from bench import shapes
+from bench.command import command_line
+from bench.survey_jobs import CONTIGUOUS, closed, without_gaps
+from bench.survey_jobs import effort as survey_effort
 from cupygemm import driver, provenance
 from cupygemm.ahead import compile_ahead
 from cupygemm.benchmark import OWN, result_row
@@ -66,7 +66,7 @@ def main(only: int | None, seconds: float, device: int, commit: str | None, outp
     problems = shapes.unseen()
     problems = problems if only is None else problems[:: max(1, len(problems) // only)]
     dispatcher = Dispatcher()
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.unseen")
     facts = provenance.collect(device, command, commit)
     decided = decisions(dispatcher, problems, device_spec)
     chosen = [choice for choice, _ in decided.values() if choice.problem and choice.config]

@@ -35,7 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(fuzz, "on_gpu", lambda: Examiner(Pools(lambda values: values, 2**16), found.empty))
     monkeypatch.setattr(fuzz, "cases", lambda: cases(longest=2**9))
     monkeypatch.setattr(fuzz.kernels, "compile_all", lambda: 416)
-    monkeypatch.setattr(provenance, "collect", lambda device, commit: {"command": "the command", "commit": commit})
+    monkeypatch.setattr(provenance, "collect", lambda device, command, commit: {"command": command, "commit": commit})
     return found
 
 

@@ -39,12 +39,12 @@ from cupygemm.names import ROTATED, SUSTAINED
 from cupygemm.operands import Launch
 from cupygemm.problem import Problem
 from cupygemm.results import times_document, write_results
-from cupygemm.search.estimate import guesses
+from cupygemm.search.guesses import guesses
 from cupygemm.search.suggest import suggestions
 from cupygemm.suites import SIXTEEN_BITS, SUITES
 
 GUESSED = "grid_sample"
-"""A suite whose steps are suggested by search/suggest.py and guessed by search/estimate.py, by turns, or were best for
+"""A suite whose steps are suggested by search/suggest.py and guessed by search/guesses.py, by turns, or were best for
 problems like these."""
 STEPS_TRIED = 28
 RELATIVES = 20

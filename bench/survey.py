@@ -31,11 +31,11 @@ from cupygemm.compiler import source_digest
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import CupygemmError, FileError, LaunchError
+from cupygemm.estimate import estimated_us
 from cupygemm.fitting import fitted
 from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement
 from cupygemm.problem import Problem
-from cupygemm.search.estimate import estimated_us
 from cupygemm.search.gpu_runner import GpuRunner
 from cupygemm.search.space import FIELD_NAMES
 
@@ -111,8 +111,9 @@ def plans(count: int, device: DeviceSpec) -> list[Plan]:
 def candidates(problem: Problem, device: DeviceSpec, kernels: Sequence[KernelConfig], few: bool) -> list[KernelConfig]:
     """The configs to time on a problem, different ones, those with the least estimates first."""
     generator = random.Random(str(problem))
-    fitting = dict.fromkeys(config for kernel in kernels if (config := fitted(kernel, problem, device)) is not None)
-    us = {config: estimated_us(problem, config, device) for config in fitting}
+    found = (config for kernel in kernels if (config := fitted(kernel, problem, device)) is not None)
+    fitting = list(dict.fromkeys(found))
+    us = dict(zip(fitting, estimated_us(problem, fitting, device), strict=True))
     ranked = sorted(us, key=lambda config: us[config])
     least = us[ranked[0]]
     best, told_otherwise, at_random = FEW if few or least > LONG_US else (BEST, TOLD_OTHERWISE, AT_RANDOM)

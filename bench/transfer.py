@@ -24,8 +24,8 @@ from rich.progress import track
 from bench.command import command_line
 from cupygemm import provenance
 from cupygemm.config import KernelConfig
+from cupygemm.estimate import estimated_us
 from cupygemm.results import TRANSFER_SCHEMA, write_results
-from cupygemm.search.estimate import estimated_us
 from cupygemm.search.families import family
 from cupygemm.search.recorded import Recorded, recorded_tables
 from cupygemm.search.replay import ReplayRunner
@@ -110,7 +110,9 @@ def _row(
 
 def _by_estimate(table: Table) -> list[KernelConfig]:
     """The table's configs, what is estimated to be fastest first."""
-    return sorted(table.rows, key=lambda config: (estimated_us(table.problem, config, table.device), config))
+    configs = list(table.rows)
+    us = estimated_us(table.problem, configs, table.device)
+    return [config for _, config in sorted(zip(us, configs, strict=True))]
 
 
 def _found(table: Table, order: Sequence[KernelConfig]) -> list[float]:

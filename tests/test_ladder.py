@@ -14,7 +14,7 @@ from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
 from cupygemm.measure import Timing
 from cupygemm.problem import Problem
-from cupygemm.search.estimate import guesses
+from cupygemm.search.guesses import guesses
 from cupygemm.search.suggest import suggestions
 from cupygemm.suites import SUITES
 from tests.fake_products import SMALL

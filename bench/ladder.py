@@ -33,7 +33,7 @@ from cupygemm.errors import CupygemmError, VerificationError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.kernel_plan import LoadedKernel, Plan
 from cupygemm.legality import illegal_reason
-from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, THOROUGH, Bench, Timing
+from cupygemm.measure import Bench
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import ROTATED, SUSTAINED
 from cupygemm.operands import Launch
@@ -42,6 +42,7 @@ from cupygemm.results import times_document, write_results
 from cupygemm.search.guesses import guesses
 from cupygemm.search.suggest import suggestions
 from cupygemm.suites import SIXTEEN_BITS, SUITES
+from cupygemm.timing import CUBLAS, CUBLASLT, QUICK, THOROUGH, Timing
 
 GUESSED = "grid_sample"
 """A suite whose steps are suggested by search/suggest.py and guessed by search/guesses.py, by turns, or were best for

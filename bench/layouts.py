@@ -18,11 +18,12 @@ from cupygemm import driver, provenance
 from cupygemm.bundle import Bundle
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, VerificationError
-from cupygemm.measure import CUBLAS, THOROUGH, Bench
+from cupygemm.measure import Bench
 from cupygemm.names import ROTATED
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.results import write_report
+from cupygemm.timing import CUBLAS, THOROUGH
 
 
 @click.command()

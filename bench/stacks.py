@@ -22,10 +22,10 @@ from cupygemm import driver, provenance, verify
 from cupygemm.errors import VerificationError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.graphs import capture
-from cupygemm.measure import num_launches, num_sets
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
+from cupygemm.timing import num_launches, num_sets
 from cupygemm.verify import Reference
 
 ROUNDS = 30

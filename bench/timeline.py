@@ -26,10 +26,11 @@ from cupygemm.errors import BundleError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.graphs import capture
 from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.measure import Bench, num_launches
+from cupygemm.measure import Bench
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
+from cupygemm.timing import num_launches
 
 ONCE = ("entry", "entry_ns", "first_load", "first_stage")
 """In cycles of the CTA's SM, but for what is in ns: the kernel begins; the producer issues its first load; the first

@@ -35,12 +35,14 @@ from cupygemm.device import DeviceSpec
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import CupygemmError, VerificationError
 from cupygemm.gpu_lock import holding_gpu
-from cupygemm.measure import CUBLAS, WRONG_BASELINE, Bench, is_usable
+from cupygemm.measure import WRONG_BASELINE, Bench
+from cupygemm.measuring_stream import is_usable
 from cupygemm.names import ROTATED
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
 from cupygemm.product import Own, decide
 from cupygemm.results import times_document, write_results
+from cupygemm.timing import CUBLAS
 
 DECISIONS = 5
 """Timed for a shape, of which the median counts."""

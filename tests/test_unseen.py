@@ -22,6 +22,7 @@ from cupygemm.in_force import shipped_bundle
 from cupygemm.legality import illegal_reason
 from cupygemm.measure import Bench
 from cupygemm.measurement import Measurement, Status
+from cupygemm.measuring_stream import stream
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.search.space import FIELD_NAMES
@@ -37,7 +38,7 @@ CONFIG = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, True, 4, 40, 1, 1)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = FakeGpu()
     gpu.install(monkeypatch)
-    measure._stream.cache_clear()
+    stream.cache_clear()
     monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(1755, 640.5))
     monkeypatch.setattr(unseen, "WARM_US", 0.0)
     monkeypatch.setattr(survey_jobs, "WARM_US", 0.0)

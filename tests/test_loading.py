@@ -25,6 +25,8 @@ from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, ope
 
 OTHER = replace(PROBLEM, m=8, layout="nt")
 """Of another spec than PROBLEM, so of another kernel."""
+ENOUGH = 400
+"""Calls, of several threads together."""
 
 
 class Gate:
@@ -362,12 +364,15 @@ def test_many_threads_with_many_kernels(gpu: FakeGpu, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(compiler, "compile_kernel", compile_slowly)
     wrong: list[Any] = []
+    called: list[Problem] = []
+    ends = time.monotonic() + 20
 
     def multiply(seed: int) -> None:
         rng = np.random.default_rng(seed)
-        until = time.monotonic() + 0.3
-        while time.monotonic() < until:
+        # Until both ways were taken, and often.
+        while not (gpu.launches and gpu.fallbacks and len(called) >= ENOUGH) and time.monotonic() < ends:
             problem = layouts[rng.integers(len(layouts))]
+            called.append(problem)
             a, b = operands(gpu, problem)
             if not (plain(cupygemm.matmul(a, b)) == right(a, b)).all():
                 wrong.append(problem)
@@ -417,17 +422,18 @@ def test_threads_end_when_there_is_no_more_to_do() -> None:
 
 
 ENDING = """
-import sys, time
+import sys, threading
 from cupygemm.background import Background
-background = Background()
+background, began = Background(), threading.Event()
 background._most = 1
 def job(number):
     sys.stdout.write(f"{number} "); sys.stdout.flush()
-    time.sleep(0.3)
+    began.set()
+    threading.main_thread().join()
     sys.stdout.write("done ")
 for number in range(50):
     background.submit(lambda number=number: job(number))
-time.sleep(0.1)
+began.wait()
 """
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -24,6 +23,7 @@ from typing import Any
 
 from rich.progress import track
 
+from bench.command import command_line
 from bench.compare import ONE_THREAD
 from bench.comparison import ablated, contenders, summary
 from bench.comparison.ablated import VARIANTS
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     searches: dict[str, dict[int, dict[str, Outcome]]] = {name: {} for name in options.variants}
     for (name, seed, source), key in keys.items():
         searches[name].setdefault(seed, {})[load(source).name] = progress.done[key]
-    command = shlex.join(["python", "-m", "bench.ablations", *sys.argv[1:]])
+    command = command_line("bench.ablations")
     facts = provenance.collect(None, command, options.commit)
     write_report(options.output, options.output.stem, command, facts, _summary(chosen, searches, options.budgets))
     return 0

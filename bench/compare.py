@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import time
 from collections import deque
@@ -32,6 +31,7 @@ from typing import Any, NamedTuple
 from rich.progress import MofNCompleteColumn
 from rich.progress import Progress as RichProgress
 
+from bench.command import command_line
 from bench.comparison import contenders, own, picture, policies, summary
 from bench.comparison.cases import RECORDED, Source, load, sources
 from bench.comparison.contenders import Outcome
@@ -185,7 +185,7 @@ def _run(search: Search, work: Path) -> Outcome:
 
 def _document(chosen: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
     done = Progress(*options.progress).done
-    command = shlex.join(["python", "-m", "bench.compare", *sys.argv[1:]])
+    command = command_line("bench.compare")
     groups = []
     for name in dict.fromkeys(source.group for source in chosen):
         members = [source for source in chosen if source.group == name]

@@ -1,6 +1,6 @@
 """The GPU tests in several processes on one GPU, and one report of them: `tests/gpu` in a quarter of the time.
 
-    python bench/correctness.py -o bench/results/correctness.json [--jobs 5] [--limit SECONDS]
+    python -m bench.correctness -o bench/results/correctness.json [--jobs 5] [--limit SECONDS]
 
 Kernels are compiled first, on all cores. What times or counts on the GPU runs after the others, by itself.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 
 import click
 
+from bench.command import command_line
 from cupygemm import driver, provenance
 from cupygemm.results import write_report
 
@@ -73,7 +73,7 @@ def main(jobs: int, limit: float, commit: str | None, output: Path) -> None:
                 for path, report, detail in pool.map(run, group):
                     total.add(path.name, report, detail)
                     click.echo(f"{path.name}: {detail.splitlines()[-1] if detail else 'no word'}")
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.correctness")
     device = 0 if driver.hopper_devices() else None
     summary = {**total.counts, "products_verified": total.verified}
     write_report(output, "correctness", command, provenance.collect(device, command, commit), summary, total.failures)

@@ -1,12 +1,12 @@
 """Random calls of `matmul` on a GPU: shapes, strides, offsets, dtypes, epilogues, aliasing and repetition.
 
-    python bench/fuzz.py -o bench/results/fuzz.json
+    python -m bench.fuzz -o bench/results/fuzz.json
 
 Each case is some calls that differ in values and addresses only. What they give is compared with float64, and what is
 around it in memory, the operands too, with what was there before. A case that fails is shrunk, and printed as a line
 that runs it again:
 
-    python bench/fuzz.py --case '{"a": …}'
+    python -m bench.fuzz --case '{"a": …}'
 
 Several processes share the cases, each with seeds of its own. The file is written as they go. It ends with status 1
 where a case failed, or there were too few.
@@ -29,6 +29,7 @@ from typing import Any
 import click
 
 import cupygemm
+from bench.command import command_line
 from cupygemm import driver, provenance
 from cupygemm.atomic import write_atomically
 from cupygemm.results import write_report
@@ -78,9 +79,9 @@ def main(
     if output is None:
         raise click.UsageError("-o FILE says where to write")
     started = time.monotonic()
-    compiled = kernels.compile_ahead()
+    compiled = kernels.compile_all()
     click.echo(f"{compiled} kernels after {time.monotonic() - started:.0f} s")
-    origin = provenance.collect(0, commit=commit)
+    origin = provenance.collect(0, command_line("bench.fuzz"), commit)
     report = _Report(output, count, seed, {"processes": processes, "kernels": compiled}, origin)
     if processes == 1:
         _run(count, seed, until, lambda tally: report.write([_fields(tally)]))
@@ -88,7 +89,7 @@ def main(
         _share(report, count, seed, processes, until)
     click.echo(json.dumps(report.summary, indent=1))
     for failure in report.failures:
-        click.echo(f"{failure['reason']}\n  python bench/fuzz.py --case '{failure['case']}'")
+        click.echo(f"{failure['reason']}\n  python -m bench.fuzz --case '{failure['case']}'")
     if report.summary["cases"] < count:
         click.echo(f"{count} cases were wanted, and there was time for {report.summary['cases']}")
     sys.exit(1 if report.failures or report.summary["cases"] < count else 0)
@@ -157,7 +158,7 @@ def _share(report: _Report, count: int, seed: int, processes: int, until: float)
 
 
 def _started(path: Path, count: int, seed: int, seconds: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, __file__, "--part", str(path), "--cases", str(count), "--seed", str(seed)]
+    command = [sys.executable, "-m", "bench.fuzz", "--part", str(path), "--cases", str(count), "--seed", str(seed)]
     return subprocess.Popen([*command, "--seconds", str(seconds)])
 
 

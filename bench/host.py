@@ -1,6 +1,6 @@
 """Host time of a call, with work queued on the GPU, so that nothing waits: ours, CuPy's, PyTorch's and a bare launch.
 
-    python bench/host.py -o bench/results/host.json
+    python -m bench.host -o bench/results/host.json
 
 Each way is timed in runs of a few hundred calls, the ways by turns; operands and result change from call to call. The
 bare launch is cuLaunchKernelEx through cuda.bindings with everything laid ready, of the same kernel.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import click
 
 import cupygemm
+from bench.command import command_line
 from cupygemm import driver, provenance
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError
@@ -60,7 +59,7 @@ def main(shape: str, commit: str | None, output: Path) -> None:
     summary = {f"{name}, µs": round(median(samples), 2) for name, samples in times.items()}
     for name, us in summary.items():
         click.echo(f"{name}: {us}")
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.host")
     write_report(
         output, output.stem, command, provenance.collect(0, command, commit), {"problem": str(problem), **summary}
     )

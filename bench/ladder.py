@@ -1,6 +1,6 @@
 """Steps towards a fast kernel, each a config, measured with the baselines in one interleaved run a problem.
 
-    python bench/ladder.py headline squares -o bench/results/ladder.json --bundle tuned.yaml
+    python -m bench.ladder headline squares -o bench/results/ladder.json --bundle tuned.yaml
 
 docs/ladder.md and docs/small.md say what each step of bench/steps.py was expected to do; the steps of grid_sample are
 suggestions of the policy that ships and guesses by the estimate, of which the fastest alone gets rows. The fastest step
@@ -9,22 +9,21 @@ of a problem goes into the bundle: by turns, or with --sustained by the geometri
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
-from relatives import Best, bests, relatives
-from steps import STEPS, Steps
 
+from bench.command import command_line
+from bench.relatives import Best, bests, relatives
+from bench.steps import STEPS, Steps
 from cupygemm import driver, provenance
+from cupygemm.ahead import compile_ahead
 from cupygemm.benchmark import OWN, result_row
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.compiler import compile_kernel, source_digest
@@ -34,18 +33,19 @@ from cupygemm.errors import CupygemmError, VerificationError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.kernel_plan import LoadedKernel, Plan
 from cupygemm.legality import illegal_reason
-from cupygemm.measure import CUBLAS, CUBLASLT, QUICK, THOROUGH, Bench, Timing
+from cupygemm.measure import Bench
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import ROTATED, SUSTAINED
 from cupygemm.operands import Launch
 from cupygemm.problem import Problem
 from cupygemm.results import times_document, write_results
-from cupygemm.search.estimate import guesses
+from cupygemm.search.guesses import guesses
 from cupygemm.search.suggest import suggestions
 from cupygemm.suites import SIXTEEN_BITS, SUITES
+from cupygemm.timing import CUBLAS, CUBLASLT, QUICK, THOROUGH, Timing
 
 GUESSED = "grid_sample"
-"""A suite whose steps are suggested by search/suggest.py and guessed by search/estimate.py, by turns, or were best for
+"""A suite whose steps are suggested by search/suggest.py and guessed by search/guesses.py, by turns, or were best for
 problems like these."""
 STEPS_TRIED = 28
 RELATIVES = 20
@@ -91,9 +91,9 @@ def main(
         for problem in SUITES[suite].problems
         if (not shapes or problem.shape in shapes) and dtype in (None, problem.a_dtype)
     ]
-    with ProcessPoolExecutor() as pool:
-        list(pool.map(_compile, [(problem, config) for problem, steps, _ in plan for config in steps.values()]))
-    command = shlex.join(["python", *sys.argv])
+    # What cannot be compiled, `_ready` meets again, and says so.
+    compile_ahead((KernelSpec.of(problem), config) for problem, steps, _ in plan for config in steps.values())
+    command = command_line("bench.ladder")
     facts = provenance.collect(0, command, commit)
     rows: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
@@ -162,12 +162,6 @@ def legal_steps(problem: Problem, steps: Steps) -> Steps:
         if illegal_reason(fitting, spec, H200) is None and fitting not in found.values():
             found[name] = fitting
     return found
-
-
-def _compile(kernel: tuple[Problem, KernelConfig]) -> None:
-    problem, config = kernel
-    with contextlib.suppress(CupygemmError):  # `_ready` meets it again, and says so
-        compile_kernel(KernelSpec.of(problem), config)
 
 
 def _ready(

@@ -1,6 +1,6 @@
 """The four layouts of one product in one interleaved run, so that their times compare with each other.
 
-    python bench/layouts.py 2048x2048x4096 --bundle tuned.yaml -o bench/results/layout_ratios.json
+    python -m bench.layouts 2048x2048x4096 --bundle tuned.yaml -o bench/results/layout_ratios.json
 
 `cupygemm bench layouts` compares each layout with cuBLAS, in a run of its own; between runs the clock moves by more
 than layouts differ. The numbers of all operands are the same, stored one way and the other.
@@ -8,22 +8,22 @@ than layouts differ. The numbers of all operands are the same, stored one way an
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from bench.command import command_line
 from cupygemm import driver, provenance
 from cupygemm.bundle import Bundle
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, VerificationError
-from cupygemm.measure import CUBLAS, THOROUGH, Bench
+from cupygemm.measure import Bench
 from cupygemm.names import ROTATED
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.results import write_report
+from cupygemm.timing import CUBLAS, THOROUGH
 
 
 @click.command()
@@ -38,7 +38,7 @@ def main(shapes: tuple[str, ...], dtype: str, path: Path, commit: str | None, ou
     summary = {shape: _ratios(shape, dtype, dispatcher) for shape in shapes}
     for shape, found in summary.items():
         click.echo(f"{shape}: {', '.join(f'{name} {value}' for name, value in found.items())}")
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.layouts")
     write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
 
 

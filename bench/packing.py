@@ -1,6 +1,6 @@
 """Operands that TMA cannot read: the copy alone, copy and own kernel, and what `cupy.matmul` does, by turns.
 
-    python bench/packing.py -o bench/results/packing.json
+    python -m bench.packing -o bench/results/packing.json
 
 `cupy.matmul` cannot be captured in a CUDA graph, so that here stands what it does: a copy of each operand that is not
 contiguous, by CuPy's own kernel, then cuBLAS with CuPy's settings; stacks are widened to float32. How long calls of
@@ -11,12 +11,7 @@ that of the nearest problem in the bundle that ships, and a default. Everything 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import shlex
-import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -24,9 +19,11 @@ from typing import Any
 
 import click
 import numpy as np
-from packing_cases import CASES, Case, draw, problem_of
 
+from bench.command import command_line
+from bench.packing_cases import CASES, Case, draw, problem_of
 from cupygemm import driver, provenance, verify
+from cupygemm.ahead import compile_ahead
 from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.cublas import Cublas
@@ -79,14 +76,14 @@ def main(only: str | None, commit: str | None, output: Path) -> None:
     """Measures float16 products of operands that TMA cannot read."""
     cupy = driver.cupy()
     chosen = {name: case for name, case in CASES.items() if only is None or only in name}
-    _compile_ahead(chosen.values())
+    compile_ahead(_kernels(chosen.values()))
     with holding_gpu(0), cupy.cuda.Stream(non_blocking=True):
         cublas, summary = Cublas(), {}
         for name, case in chosen.items():
             summary[name] = _measured(_prepare(case), cublas)
             click.echo(f"{name}: {summary[name]}")
             cupy.get_default_memory_pool().free_all_blocks()
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.packing")
     write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
 
 
@@ -125,11 +122,9 @@ def _configs(problem: Problem) -> list[KernelConfig]:
     return list(dict.fromkeys([*found, *([] if default is None else [default])]))
 
 
-def _compile_ahead(cases: Iterable[Case]) -> None:
-    """On all cores, into the cache; layouts are those that copies of rows have."""
-    pairs = {(KernelSpec.of(problem), config) for problem in map(problem_of, cases) for config in _configs(problem)}
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_kernel, *zip(*pairs, strict=True)))
+def _kernels(cases: Iterable[Case]) -> set[tuple[KernelSpec, KernelConfig]]:
+    """What will be launched; layouts are those that copies of rows have."""
+    return {(KernelSpec.of(problem), config) for problem in map(problem_of, cases) for config in _configs(problem)}
 
 
 def _measured(prepared: Prepared, cublas: Cublas) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Chooses the kernels that problems without a record are computed with: bench/portfolio.json.
 
-    python bench/portfolio.py -o bench/portfolio.json
+    python -m bench.portfolio -o bench/portfolio.json
 
 What the shipped bundle has for several problems is in it. Each further kernel is the one that adds most to what the
 best of those before come to on: the recorded tables, by their times; the problems of the shipped bundle, whose best
@@ -11,16 +11,15 @@ give the same choice.
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from shapes import posed, training
 
+from bench.command import command_line
+from bench.shapes import posed, training
 from cupygemm import provenance
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200
@@ -62,7 +61,7 @@ def main(commit: str | None, output: Path) -> None:
     uses = Counter(compiled(entry.config) for entry in entries)
     proven = [index for index, kernel in enumerate(pool) if uses[compiled(kernel)] >= PROVEN]
     chosen = choose(np.array([row for rows in scores.values() for row in rows]), weights, MOST, LEAST_GAIN, proven)
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.portfolio")
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "command": command,

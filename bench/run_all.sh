@@ -2,7 +2,7 @@
 # Everything that is recorded on a GPU, in one go of most of an hour on an H200: the correctness protocol, the replay
 # tables, a bundle, the times and the profile. Results land in one folder; copy what is wanted into bench/results,
 # search/tables and cupygemm/bundles (h200.yaml), then run `cupygemm train -o search/policies/policy.npz`,
-# `bench/ship_forecast.py bench/results/survey.jsonl -o cupygemm/bundles/h200_forecast.npz` and `cupygemm report`.
+# `python -m bench.ship_forecast bench/results/survey.jsonl -o cupygemm/bundles/h200_forecast.npz` and `cupygemm report`.
 # bench/compare.py, bench/ablations.py and bench/transfer.py, which need no GPU, make the comparison of strategies, of the
 # parts of one, and of what carries over.
 #
@@ -18,10 +18,10 @@ mkdir -p "$out"
 step() { echo "== $(date +%T) $*"; }
 
 step correctness
-timeout 480 "$python" bench/correctness.py -o "$out/correctness.json"
+timeout 480 "$python" -m bench.correctness -o "$out/correctness.json"
 
 step fuzz
-timeout 540 "$python" bench/fuzz.py -o "$out/fuzz.json"
+timeout 540 "$python" -m bench.fuzz -o "$out/fuzz.json"
 
 step tables
 small="512x512x512 1024x1024x1024 256x1024x1024 1024x1024x4096 64x64x4096 128x256x4096 256x256x16384 512x512x8192"
@@ -32,12 +32,12 @@ timeout 1200 "$python" -m cupygemm record $large -o "$out/tables"
 step ladder
 large_suites="headline squares short_k ragged layouts"
 small_suites="small splitk skinny"
-timeout 200 "$python" bench/ladder.py $large_suites --bundle "$out/tuned.yaml" -o "$out/ladder.json"
-timeout 120 "$python" bench/ladder.py $small_suites --bundle "$out/tuned.yaml" -o "$out/ladder_small.json"
-timeout 240 "$python" bench/ladder.py batched fused --bundle "$out/tuned.yaml" -o "$out/ladder_variants.json"
-timeout 60 "$python" bench/ladder.py small splitk --dependent -o "$out/ladder_dependent.json"
-timeout 600 "$python" bench/ladder.py grid_sample --bundle "$out/tuned.yaml" -o "$out/grid_sample.json"
-timeout 200 "$python" bench/ladder.py headline squares --only 2048x2048x4096 --only 4096x4096x4096 \
+timeout 200 "$python" -m bench.ladder $large_suites --bundle "$out/tuned.yaml" -o "$out/ladder.json"
+timeout 120 "$python" -m bench.ladder $small_suites --bundle "$out/tuned.yaml" -o "$out/ladder_small.json"
+timeout 240 "$python" -m bench.ladder batched fused --bundle "$out/tuned.yaml" -o "$out/ladder_variants.json"
+timeout 60 "$python" -m bench.ladder small splitk --dependent -o "$out/ladder_dependent.json"
+timeout 600 "$python" -m bench.ladder grid_sample --bundle "$out/tuned.yaml" -o "$out/grid_sample.json"
+timeout 200 "$python" -m bench.ladder headline squares --only 2048x2048x4096 --only 4096x4096x4096 \
     --only 8192x8192x8192 --dtype float16 --sustained -o "$out/ladder_sustained.json"
 
 step bundle
@@ -51,7 +51,7 @@ for shape in 2048x2048x4096 4096x4096x4096; do
     done
 done
 
-"$python" bench/ship.py "$out/tuned.yaml" -o "$out/h200.yaml"
+"$python" -m bench.ship "$out/tuned.yaml" -o "$out/h200.yaml"
 
 step times
 for suite in headline squares; do
@@ -61,21 +61,21 @@ done
 for suite in short_k ragged layouts batched fused $small_suites; do
     timeout 240 "$python" -m cupygemm bench "$suite" --bundle "$out/tuned.yaml" -o "$out/$suite.json"
 done
-timeout 120 "$python" bench/layouts.py 2048x2048x4096 4096x4096x4096 --bundle "$out/tuned.yaml" -o "$out/layout_ratios.json"
+timeout 120 "$python" -m bench.layouts 2048x2048x4096 4096x4096x4096 --bundle "$out/tuned.yaml" -o "$out/layout_ratios.json"
 
-timeout 60 "$python" bench/host.py -o "$out/host.json"
-timeout 60 "$python" bench/stacks.py -o "$out/stacks.json"
-timeout 120 "$python" bench/packing.py -o "$out/packing.json"
+timeout 60 "$python" -m bench.host -o "$out/host.json"
+timeout 60 "$python" -m bench.stacks -o "$out/stacks.json"
+timeout 120 "$python" -m bench.packing -o "$out/packing.json"
 
 step unseen
-timeout 320 "$python" bench/survey.py -o "$out/survey.jsonl"
-timeout 300 "$python" bench/unseen.py -o "$out/unseen.json"
+timeout 320 "$python" -m bench.survey -o "$out/survey.jsonl"
+timeout 300 "$python" -m bench.unseen -o "$out/unseen.json"
 
 step profile
-timeout 90 "$python" bench/timeline.py 2048x2048x4096 4096x4096x1024 8192x16384x256 --bundle "$out/tuned.yaml" \
+timeout 90 "$python" -m bench.timeline 2048x2048x4096 4096x4096x1024 8192x16384x256 --bundle "$out/tuned.yaml" \
     -o "$out/timeline.json"
-timeout 90 "$python" bench/profile.py 2048x2048x4096 --bundle "$out/tuned.yaml" -o "$out/profile.json"
+timeout 90 "$python" -m bench.profiling 2048x2048x4096 --bundle "$out/tuned.yaml" -o "$out/profile.json"
 
 step sanitizer
-timeout 400 "$python" bench/sanitizer.py -o "$out/sanitizer.json"
+timeout 400 "$python" -m bench.sanitizer -o "$out/sanitizer.json"
 rm -f "$out"/.*.lock

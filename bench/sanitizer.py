@@ -1,6 +1,6 @@
 """Every kind of kernel under compute-sanitizer: memcheck and racecheck, with what each of them said.
 
-    python bench/sanitizer.py -o bench/results/sanitizer.json
+    python -m bench.sanitizer -o bench/results/sanitizer.json
 
 Own kernels alone are watched, on products of a few tiles: one for each config of the correctness protocol, and stacks
 and epilogues beside them. What racecheck cannot see, the async proxy's copies by TMA and reads by WGMMA, is what the
@@ -10,7 +10,6 @@ repetitions of tests/gpu are for.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import click
 
+from bench.command import command_line
 from cupygemm import driver, provenance, verify
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import VerificationError
@@ -74,7 +74,7 @@ def main(limit: float, commit: str | None, inner: str | None, output: Path | Non
         click.echo(f"{tool}: {found}\n{detail}")
         if found not in ("clean", "unavailable"):
             failures.append({"test": tool, "reason": detail})
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.sanitizer")
     write_report(output, output.stem, command, provenance.collect(0, command, commit), summary, failures)
     sys.exit(1 if failures else 0)
 
@@ -86,7 +86,7 @@ def watched(tool: str, limit: float, what: str = "all") -> tuple[str, str]:
     words = ["compute-sanitizer", "--tool", tool, *OWN, "--report-api-errors", "no", "--error-exitcode", "9"]
     try:
         done = subprocess.run(
-            [*words, sys.executable, __file__, "--inner", what],
+            [*words, sys.executable, "-m", "bench.sanitizer", "--inner", what],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")]))},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """Makes the bundle that ships, cupygemm/bundles/h200.yaml, of bundles and recorded tables.
 
-    python bench/ship.py large.yaml small.yaml grid.yaml --tables search/tables
+    python -m bench.ship large.yaml small.yaml grid.yaml --tables search/tables
 
 Of two entries for a problem the better stays, by its speedup over cuBLAS. Of a table it is the fastest config, as
 `cupygemm tune --device replay --strategy exhaustive` finds it. What is left out is printed with the reason: what

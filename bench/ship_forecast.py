@@ -1,6 +1,6 @@
 """Learns from a survey what `matmul` expects of shapes that nobody has tuned: the file that the package ships.
 
-    python bench/ship_forecast.py bench/results/survey.jsonl -o cupygemm/bundles/h200_forecast.npz
+    python -m bench.ship_forecast bench/results/survey.jsonl -o cupygemm/bundles/h200_forecast.npz
 
 It prints a cross validation first: with every shape left out once, and with every family, all products with one
 weight matrix of a model being one. The same survey gives the same file on one machine, and nearly so on another.
@@ -9,15 +9,14 @@ weight matrix of a model being one. The same survey gives the same file on one m
 from __future__ import annotations
 
 import hashlib
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
-from portfolio import read_kernels
-from shapes import LEARNT_PROJECTIONS
 
+from bench.command import command_line
+from bench.portfolio import read_kernels
+from bench.shapes import LEARNT_PROJECTIONS
 from cupygemm import provenance
 from cupygemm.errors import CupygemmError
 from cupygemm.forecast import LEAST, MARGIN
@@ -44,7 +43,7 @@ def main(survey: Path, validate: bool, commit: str | None, output: Path) -> None
             for margin, least in MARGINS:
                 click.echo(f"without its {name}: {summary(found, margin, least)}")
         facts = {
-            **provenance.collect(None, shlex.join(["python", *sys.argv]), commit),
+            **provenance.collect(None, command_line("bench.ship_forecast"), commit),
             "survey": surveyed,
             "survey_sha256": hashlib.sha256(survey.read_bytes()).hexdigest(),
             "shapes": len(shapes),

@@ -1,6 +1,6 @@
 """Stacks of matrices as their users have them today: `cupygemm.matmul` beside `cupy.matmul` and `torch.bmm`.
 
-    python bench/stacks.py -o bench/results/stacks.json
+    python -m bench.stacks -o bench/results/stacks.json
 
 The same arrays for all, several sets of them, which do not fit the L2 together; all ways by turns. Ours and PyTorch's
 are captured in CUDA graphs. CuPy's cannot be, and is timed between events with the calls queued: where it works at
@@ -9,8 +9,6 @@ all it takes longer than a call takes the host.
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,14 +17,15 @@ from typing import Any
 import click
 
 import cupygemm
+from bench.command import command_line
 from cupygemm import driver, provenance, verify
 from cupygemm.errors import VerificationError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.graphs import capture
-from cupygemm.measure import num_launches, num_sets
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
+from cupygemm.timing import num_launches, num_sets
 from cupygemm.verify import Reference
 
 ROUNDS = 30
@@ -50,7 +49,7 @@ def main(size: int, batches: Sequence[int], commit: str | None, output: Path) ->
                 problem = Problem(size, size, size, batch, **names)
                 summary[str(problem)] = measured(problem)
                 click.echo(f"{problem}: {summary[str(problem)]}")
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.stacks")
     write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
 
 

@@ -1,6 +1,6 @@
 """Times the kernels of the portfolio and cuBLAS on hundreds of shapes: what dispatch learns from for any shape.
 
-    python bench/survey.py -o bench/results/survey.jsonl --seconds 280
+    python -m bench.survey -o bench/results/survey.jsonl --seconds 280
 
 For each shape of `shapes.training` the kernels that the estimate likes best, some of them told otherwise at launch, and
 a few others drawn at random are verified and timed in turns with cuBLAS (search/gpu_runner.py measures, so that a
@@ -14,8 +14,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,20 +21,21 @@ from statistics import median
 from typing import Any
 
 import click
-from portfolio import read_kernels
-from shapes import posed, training
-from survey_jobs import SURVEY_JOBS
 
+from bench.command import command_line
+from bench.portfolio import read_kernels
+from bench.shapes import posed, training
+from bench.survey_jobs import SURVEY_JOBS
 from cupygemm import provenance
 from cupygemm.compiler import source_digest
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import CupygemmError, FileError, LaunchError
+from cupygemm.estimate import estimated_us
 from cupygemm.fitting import fitted
 from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement
 from cupygemm.problem import Problem
-from cupygemm.search.estimate import estimated_us
 from cupygemm.search.gpu_runner import GpuRunner
 from cupygemm.search.space import FIELD_NAMES
 
@@ -82,7 +81,7 @@ def main(seconds: float, count: int, device: int, commit: str | None, output: Pa
             compiled = compile_all(runner, plan)
             click.echo(f"{compiled} kernels compiled, {len(done)} shapes done before, {len(plan)} to do")
             if not output.exists():
-                facts = provenance.collect(device, shlex.join(["python", *sys.argv]), commit)
+                facts = provenance.collect(device, command_line("bench.survey"), commit)
                 append(output, header(runner.device_spec, facts))
             written = 0
             for line in measured(runner, plan, lambda: time.monotonic() < ends):
@@ -112,8 +111,9 @@ def plans(count: int, device: DeviceSpec) -> list[Plan]:
 def candidates(problem: Problem, device: DeviceSpec, kernels: Sequence[KernelConfig], few: bool) -> list[KernelConfig]:
     """The configs to time on a problem, different ones, those with the least estimates first."""
     generator = random.Random(str(problem))
-    fitting = dict.fromkeys(config for kernel in kernels if (config := fitted(kernel, problem, device)) is not None)
-    us = {config: estimated_us(problem, config, device) for config in fitting}
+    found = (config for kernel in kernels if (config := fitted(kernel, problem, device)) is not None)
+    fitting = list(dict.fromkeys(found))
+    us = dict(zip(fitting, estimated_us(problem, fitting, device), strict=True))
     ranked = sorted(us, key=lambda config: us[config])
     least = us[ranked[0]]
     best, told_otherwise, at_random = FEW if few or least > LONG_US else (BEST, TOLD_OTHERWISE, AT_RANDOM)

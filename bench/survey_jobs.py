@@ -15,12 +15,14 @@ from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CupygemmError
 from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.measure import CUBLAS, Bench, Effort, estimated_us, is_usable
+from cupygemm.measure import Bench
 from cupygemm.measurement import Measurement, Status
+from cupygemm.measuring_stream import is_usable
 from cupygemm.names import ROTATED
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS, Jobs, Outcome, bench_of
+from cupygemm.timing import CUBLAS, Effort, good_us
 
 TIMED_US = 250_000.0
 """About what all rounds of a shape take together."""
@@ -34,7 +36,7 @@ _loaded: dict[tuple[int, KernelSpec, KernelConfig], LoadedKernel] = {}
 
 def effort(problem: Problem, candidates: int) -> Effort:
     """As many rounds of all candidates and cuBLAS as `TIMED_US` allow, after two of trial and some of warming up."""
-    graph_us = max(300.0, 1.5 * estimated_us(problem))
+    graph_us = max(300.0, 1.5 * good_us(problem))
     rounds = round(TIMED_US / (graph_us * (candidates + 1)))
     return Effort(trial_rounds=2, rounds=2 + min(max(rounds, LEAST_ROUNDS), MOST_ROUNDS), warm_us=WARM_US)
 

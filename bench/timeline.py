@@ -1,6 +1,6 @@
 """Where a CTA's cycles go: clock stamps in a config's kernel, whole and with a part left out.
 
-    python bench/timeline.py 2048x2048x4096 1024x1024x1024 --bundle tuned.yaml -o bench/results/timeline.json
+    python -m bench.timeline 2048x2048x4096 1024x1024x1024 --bundle tuned.yaml -o bench/results/timeline.json
 
 Cycles do not move with the clock, so that versions compare by a hundred of them where times move by per cents. The
 stamps cost some tens of cycles themselves. What is left out is left out of the sources as text, which fails where they
@@ -10,8 +10,6 @@ have moved on.
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
+from bench.command import command_line
 from cupygemm import compiler, driver, kernel_source, provenance
 from cupygemm.bundle import Bundle
 from cupygemm.compiler import CompiledKernel
@@ -27,10 +26,11 @@ from cupygemm.errors import BundleError
 from cupygemm.gpu_lock import holding_gpu
 from cupygemm.graphs import capture
 from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.measure import Bench, num_launches
+from cupygemm.measure import Bench
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
 from cupygemm.results import write_report
+from cupygemm.timing import num_launches
 
 ONCE = ("entry", "entry_ns", "first_load", "first_stage")
 """In cycles of the CTA's SM, but for what is in ns: the kernel begins; the producer issues its first load; the first
@@ -128,7 +128,7 @@ def main(shapes: tuple[str, ...], dtype: str, bundle_path: Path, commit: str | N
                 found = _cycles(problem, entry.config, variant, Path(folder))
                 summary[shape][variant] = found
                 click.echo(f"{problem}, {variant}: {', '.join(f'{name} {value}' for name, value in found.items())}")
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.timeline")
     write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
 
 

@@ -1,6 +1,6 @@
 """Asks what a policy knows of problems unlike those it learnt from, and writes bench/results/transfer.json.
 
-    python bench/transfer.py --seeds 3 -o bench/results/transfer.json
+    python -m bench.transfer --seeds 3 -o bench/results/transfer.json
 
 One family of problems at a time is left out whole, a policy is trained on the others, and its suggestions for what was
 left out are looked up in the tables: beside those of a policy that only imitates, of the estimate, of both by turns,
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -22,10 +21,11 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
+from bench.command import command_line
 from cupygemm import provenance
 from cupygemm.config import KernelConfig
+from cupygemm.estimate import estimated_us
 from cupygemm.results import TRANSFER_SCHEMA, write_results
-from cupygemm.search.estimate import estimated_us
 from cupygemm.search.families import family
 from cupygemm.search.recorded import Recorded, recorded_tables
 from cupygemm.search.replay import ReplayRunner
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nearest = [each for each in recorded if family(each.problem) != name]
         held = [table for table in tables if family(table.problem) == name]
         rows += [_row(table, policy, imitating, nearest, options.seeds) for table in held]
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.transfer")
     document = {
         "schema": TRANSFER_SCHEMA,
         "name": options.output.stem,
@@ -110,7 +110,9 @@ def _row(
 
 def _by_estimate(table: Table) -> list[KernelConfig]:
     """The table's configs, what is estimated to be fastest first."""
-    return sorted(table.rows, key=lambda config: (estimated_us(table.problem, config, table.device), config))
+    configs = list(table.rows)
+    us = estimated_us(table.problem, configs, table.device)
+    return [config for _, config in sorted(zip(us, configs, strict=True))]
 
 
 def _found(table: Table, order: Sequence[KernelConfig]) -> list[float]:

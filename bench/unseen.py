@@ -1,6 +1,6 @@
 """What `matmul` decides for 200 shapes that were never tuned, and what that comes to beside `cupy.matmul`.
 
-    python bench/unseen.py -o bench/results/unseen.json
+    python -m bench.unseen -o bench/results/unseen.json
 
 The shapes are those of `shapes.unseen`, by the seed in the file; operands have no gaps between rows, as most arrays of
 CuPy's. Where an own kernel is chosen it is verified and timed in turns with cuBLAS as CuPy calls it: GPU time, operands
@@ -12,38 +12,37 @@ construction.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
-import shapes
-from survey_jobs import CONTIGUOUS, closed, without_gaps
-from survey_jobs import effort as survey_effort
 
+from bench import shapes
+from bench.command import command_line
+from bench.survey_jobs import CONTIGUOUS, closed, without_gaps
+from bench.survey_jobs import effort as survey_effort
 from cupygemm import driver, provenance
+from cupygemm.ahead import compile_ahead
 from cupygemm.benchmark import OWN, result_row
 from cupygemm.choice import Choice
-from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dispatch import Dispatcher
-from cupygemm.errors import CompileError, CupygemmError, VerificationError
+from cupygemm.errors import CupygemmError, VerificationError
 from cupygemm.gpu_lock import holding_gpu
-from cupygemm.measure import CUBLAS, WRONG_BASELINE, Bench, is_usable
+from cupygemm.measure import WRONG_BASELINE, Bench
+from cupygemm.measuring_stream import is_usable
 from cupygemm.names import ROTATED
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
 from cupygemm.product import Own, decide
 from cupygemm.results import times_document, write_results
+from cupygemm.timing import CUBLAS
 
 DECISIONS = 5
 """Timed for a shape, of which the median counts."""
@@ -69,10 +68,11 @@ def main(only: int | None, seconds: float, device: int, commit: str | None, outp
     problems = shapes.unseen()
     problems = problems if only is None else problems[:: max(1, len(problems) // only)]
     dispatcher = Dispatcher()
-    command = shlex.join(["python", *sys.argv])
+    command = command_line("bench.unseen")
     facts = provenance.collect(device, command, commit)
     decided = decisions(dispatcher, problems, device_spec)
-    compile_ahead([(choice.problem, choice.config) for choice, _ in decided.values()])
+    chosen = [choice for choice, _ in decided.values() if choice.problem and choice.config]
+    compile_ahead((KernelSpec.of(choice.problem), choice.config) for choice in chosen)  # dispatch says what fails
     rows: list[Row] = []
     failures: list[Row] = []
     with holding_gpu(device), driver.cupy().cuda.Device(device):
@@ -124,19 +124,6 @@ def decision(dispatcher: Dispatcher, problem: Problem, device: DeviceSpec) -> Ch
         return dispatcher.choose_on(seen, device)
     dispatcher.predict(problem, device)
     return dispatcher.choose_on(problem, device, copied=True)
-
-
-def compile_ahead(kernels: Sequence[tuple[Problem | None, KernelConfig | None]]) -> None:
-    """Compiles into the cache what will be launched, in parallel."""
-    wanted = {(KernelSpec.of(problem), config) for problem, config in kernels if problem and config}
-    # A forked process would inherit what CUDA has begun here.
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_compile, wanted))
-
-
-def _compile(kernel: tuple[KernelSpec, KernelConfig]) -> None:
-    with suppress(CompileError):  # which dispatch meets again, and says
-        compile_kernel(*kernel)
 
 
 def measured(problem: Problem, dispatcher: Dispatcher, device: int) -> Row:

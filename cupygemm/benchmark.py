@@ -6,11 +6,12 @@ from typing import Any
 
 from cupygemm.config import KernelConfig
 from cupygemm.errors import VerificationError
-from cupygemm.measure import CUBLAS, CUBLASLT, THOROUGH, WRONG_BASELINE, Bench, Effort, Timing
+from cupygemm.measure import WRONG_BASELINE, Bench
 from cupygemm.measurement import spread
 from cupygemm.names import ROTATED
 from cupygemm.operands import Launch
 from cupygemm.problem import Problem
+from cupygemm.timing import CUBLAS, CUBLASLT, THOROUGH, Effort, Timing
 
 OWN, TORCH = "cupygemm", "torch"
 

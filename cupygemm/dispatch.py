@@ -24,7 +24,6 @@ from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import CompileError, ConfigError, LaunchError, ProblemError
 from cupygemm.forecast import Prediction
-from cupygemm.foresight import Foresight
 from cupygemm.in_force import InForce, Source
 from cupygemm.kernel_plan import Plan, oversize_reason
 from cupygemm.legality import illegal_reason
@@ -32,6 +31,7 @@ from cupygemm.loading import Job, Kernels, StillCompiling, is_capturing
 from cupygemm.placement import misaligned_reason, unstorable_reason
 from cupygemm.problem import Problem
 from cupygemm.stacks import Stack
+from cupygemm.unseen import UnseenShapes
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Dispatcher:
         self._lock = threading.RLock()
         self._in_force = InForce(only)
         self._even_slower = even_slower
-        self._foresight = Foresight()
+        self._unseen = UnseenShapes()
         self._chosen: dict[tuple[Problem, int, bool], tuple[Choice, Plan | None]] = {}
         self._meanwhile: dict[tuple[Problem, int, bool], tuple[Choice, Job]] = {}
         self._logged: set[tuple[str, str]] = set()
@@ -157,7 +157,7 @@ class Dispatcher:
             BundleError, SettingError: as `choose`.
         """
         with self._lock:
-            return self._foresight.predict(problem, device) if self._in_force.ships() else None
+            return self._unseen.predict(problem, device) if self._in_force.ships() else None
 
     def bundles(self) -> list[tuple[str, Bundle]]:
         """The bundles in force by name, the newest first.
@@ -241,7 +241,7 @@ class Dispatcher:
         if prediction is not None:
             # cuBLAS with these very operands was compared before they were copied.
             figure = f"{prediction.own_us:.1f} µs" if copied else f"{prediction.speedup:.2f} times as fast as cuBLAS"
-            why.append(f"predicted {figure}{self._foresight.remark(device)}")
+            why.append(f"predicted {figure}{self._unseen.remark(device)}")
             if copied or prediction.is_faster:
                 try:
                     return Choice("own", "; ".join(why), problem, prediction.config), make(prediction.config)

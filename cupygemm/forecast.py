@@ -25,14 +25,11 @@ from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import OPERAND_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import BundleError, CupygemmError
+from cupygemm.estimate import Column, Estimate, Kernels, estimates
 from cupygemm.fitting import fitted
 from cupygemm.forecast_features import (
     KERNEL_FEATURES,
-    Column,
-    Estimates,
-    Kernels,
     cublas_scale,
-    estimates,
     kernel_features,
     own_scale,
     problem_features,
@@ -129,7 +126,7 @@ class Forecast:
                 return Prediction(config, math.exp(own[index]), math.exp(cublas), speedup, least)
         return None
 
-    def logarithms(self, problem: Problem, found: Estimates, chosen: Any, wide: Floats) -> tuple[Column, float]:
+    def logarithms(self, problem: Problem, found: Estimate[Column], chosen: Any, wide: Floats) -> tuple[Column, float]:
         """Logarithms of the expected times of chosen kernels, [chosen], and of cuBLAS's, from `wide_features`."""
         own = own_scale(problem, found)[chosen] + self.own(wide)
         return own, cublas_scale(problem, found) + float(self.cublas(wide[:1, KERNEL_FEATURES:])[0])
@@ -172,7 +169,7 @@ class Forecast:
             raise BundleError(f"{path}: no forecast: {error}: install cupygemm again") from error
 
 
-def wide_features(problem: Problem, columns: Kernels, found: Estimates, chosen: Sequence[int] | Any) -> Floats:
+def wide_features(problem: Problem, columns: Kernels, found: Estimate[Column], chosen: Sequence[int] | Any) -> Floats:
     """Rows of kernels, float32 [chosen, features]: those of a kernel, those of the product, the estimates of all."""
     each = kernel_features(problem, columns, found, chosen)
     logs = np.log(found.us)

@@ -11,11 +11,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -25,23 +22,30 @@ from cupygemm import driver, telemetry, verify
 from cupygemm.cublas import NOT_SUPPORTED, Cublas, CublasError
 from cupygemm.cublaslt import CublasLt, LtAlgorithm
 from cupygemm.epilogue import Epilogue
-from cupygemm.errors import LaunchError, VerificationError
+from cupygemm.errors import VerificationError
 from cupygemm.graphs import TimedGraph, capture, interleave, sustain
-from cupygemm.measurement import Measurement, Status, paired_cost
+from cupygemm.measurement import Measurement, Status
+from cupygemm.measuring_stream import active
 from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
-from cupygemm.telemetry import Reading
+from cupygemm.timing import (
+    CUBLAS,
+    CUBLASLT,
+    HEAT,
+    LAST,
+    QUICK,
+    THOROUGH,
+    Effort,
+    Timing,
+    faster_half,
+    is_hopeless,
+    num_launches,
+    num_sets,
+)
 from cupygemm.unfused import Unfused
 from cupygemm.verify import GuardedOutput, Reference, Verdict
 
-GRAPH_US = 300.0
-"""What a graph lasts at least, where the estimate is right: long beside a graph launch, which takes about 10 µs."""
-MAX_SETS = 200
-"""Most operand sets: as many as launches of `estimated_us` at its least fill a graph. Where so many are still smaller
-than twice the L2, each launch has a set of its own."""
-SLOW_RATIO = 3.0
-"""A candidate so many times slower than cuBLAS in its first rounds is not timed further."""
 WRONG_BASELINE = 1e-2
 """Relative error that no baseline can have: cuBLAS may add up split-K partials in 16 bits, but stays far below it."""
 LT_ALGORITHMS = 16
@@ -51,105 +55,6 @@ LT_FINALISTS = 4
 BLOCKS = 5
 BLOCK_US = 400_000.0
 """A block is long beside the milliseconds in which the clock follows the power."""
-
-CUBLAS, CUBLASLT = "cublas", "cublaslt"
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure.
-
-    Attributes:
-        trial_rounds: rounds after which a hopeless candidate is given up.
-        rounds: all rounds, the first ones included, which do not count where there is a warm-up after them.
-        warm_us: how long the graphs take turns before they are timed: until the clock has become what they make it.
-    """
-
-    trial_rounds: int
-    rounds: int
-    warm_us: float = 0.0
-
-
-QUICK = Effort(trial_rounds=2, rounds=10)
-"""For a search: some 10 ms for a 50 µs kernel and its baseline."""
-THOROUGH = Effort(trial_rounds=10, rounds=70, warm_us=500_000.0)
-"""For a winner, and for everything that is reported."""
-HEAT = Effort(trial_rounds=10, rounds=30, warm_us=500_000.0)
-"""To choose who stays in a race."""
-LAST = 2
-"""Candidates that a race does not halve any more: they are timed with `THOROUGH`."""
-
-
-@dataclass
-class Timing:
-    """One interleaved run.
-
-    Attributes:
-        samples_us: by name, GPU time of one launch, µs, one a round in the order taken.
-        reading: clock and power in the middle of it; of blocks, those of the first graph's last one.
-        readings: of blocks, by name, those in each graph's last one.
-    """
-
-    samples_us: dict[str, list[float]]
-    reading: Reading = field(default_factory=Reading)
-    readings: dict[str, Reading] = field(default_factory=dict)
-
-    def median_us(self, name: str) -> float | None:
-        """Median of one graph's samples; None where it was not timed."""
-        samples = self.samples_us.get(name)
-        return median(samples) if samples else None
-
-
-def estimated_us(problem: Problem) -> float:
-    """About what a very good kernel takes on an H200, µs; it only sizes graphs.
-
-    880 TFLOP/s is WGMMA's sustained rate in 16 bits, 4.3 TB/s that of a copy, 1.5 µs an almost empty kernel (H200,
-    2026-11).
-    """
-    return max(problem.flops / 880e6, problem.compulsory_bytes / 4.3e6) + 1.5
-
-
-def num_sets(problem: Problem, l2_bytes: int) -> int:
-    """Operand sets whose bytes are at least twice the L2, or as many as there may be."""
-    return min(MAX_SETS, math.ceil(2 * l2_bytes / problem.compulsory_bytes))
-
-
-def num_launches(problem: Problem, sets: int) -> int:
-    """Launches of a graph: every set equally often, and no less than `GRAPH_US`."""
-    return sets * math.ceil(GRAPH_US / (sets * estimated_us(problem)))
-
-
-@cache
-def _stream(device: int) -> Any:
-    """The one stream on which a device is measured: memory freed by one bench serves the next in stream order."""
-    cupy = driver.cupy()
-    with cupy.cuda.Device(device):
-        return cupy.cuda.Stream(non_blocking=True)
-
-
-@contextlib.contextmanager
-def _active(device: int) -> Iterator[None]:
-    """Makes a device and its measuring stream current.
-
-    Raises:
-        LaunchError: in place of CuPy's own exceptions.
-    """
-    cupy = driver.cupy()
-    try:
-        with cupy.cuda.Device(device), _stream(device):
-            yield
-    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
-        raise LaunchError(str(error)) from error
-
-
-def is_usable(device: int) -> bool:
-    """Whether this process can still use the device: after a fault inside a kernel it cannot, until it ends."""
-    try:
-        with _active(device):
-            driver.cupy().cuda.Device(device).synchronize()
-    except LaunchError:
-        return False
-    return True
 
 
 class Bench:
@@ -176,7 +81,7 @@ class Bench:
         self._graphs: dict[str, TimedGraph] = {}
         self._lt_best: dict[str, LtAlgorithm | None] = {}
         l2_bytes = driver.device_spec(device).l2_bytes
-        with _active(device):
+        with active(device):
             cupy = driver.cupy()
             rng = cupy.random.default_rng(seed)
             sets = range(num_sets(problem, l2_bytes))
@@ -235,7 +140,7 @@ class Bench:
         return max(verdicts, key=lambda verdict: verdict.error)
 
     def _verify_case(self, launch: Launch, operands: Operands, reference: Reference) -> Verdict:
-        with _active(self.device):
+        with active(self.device):
             self._guarded.poison()
             launch(operands)
             verdict = verify.check(operands.out, reference)
@@ -257,7 +162,7 @@ class Bench:
             CupygemmError: whatever a candidate raises; LaunchError where one faults.
         """
         verdicts, graphs = self._verified(launches, mode)
-        with _active(self.device):
+        with active(self.device):
             timing = self._time(graphs, effort, mode) if graphs else Timing({})
         return [_measurement(verdict, timing, name) for name, verdict in verdicts.items()]
 
@@ -274,18 +179,18 @@ class Bench:
         verdicts, graphs = self._verified(launches, mode)
         timings = dict.fromkeys(verdicts, Timing({}))
         running = list(graphs)
-        with _active(self.device):
+        with active(self.device):
             while running:
                 effort = HEAT if len(running) > LAST else THOROUGH
                 timing = self._time({name: graphs[name] for name in running}, effort, mode)
                 timings.update(dict.fromkeys(running, timing))
-                running = _fastest(timing, running) if len(running) > LAST else []
+                running = faster_half(timing, running) if len(running) > LAST else []
         return [_measurement(verdict, timings[name], name) for name, verdict in verdicts.items()]
 
     def _verified(self, launches: Sequence[Launch], mode: str) -> tuple[dict[str, Verdict], dict[str, TimedGraph]]:
         """The verdict on each launch, and the graphs of those that are right, by its place."""
         verdicts = {str(index): self.verify(launch) for index, launch in enumerate(launches)}
-        with _active(self.device):
+        with active(self.device):
             right = [(name, launches[int(name)]) for name, verdict in verdicts.items() if verdict.ok]
             graphs = {name: self._capture(launch, mode) for name, launch in right}
             for name, timed in list(graphs.items()):
@@ -310,7 +215,7 @@ class Bench:
         Raises:
             CupygemmError: whatever a candidate raises; LaunchError where one faults.
         """
-        with _active(self.device):
+        with active(self.device):
             return self._time({name: self._capture(launch, mode) for name, launch in launches.items()}, effort, mode)
 
     def _time(self, candidates: Mapping[str, TimedGraph], effort: Effort, mode: str) -> Timing:
@@ -320,7 +225,7 @@ class Bench:
         if mode == SUSTAINED:
             return self._sustain(graphs)
         timing = Timing(interleave(graphs, effort.trial_rounds))
-        if _hopeless(timing, list(candidates)):
+        if is_hopeless(timing, list(candidates)):
             return timing
         round_us = sum(median(samples) * graphs[name].launches for name, samples in timing.samples_us.items())
         warmups = max(1, math.ceil(effort.warm_us / round_us))
@@ -368,7 +273,7 @@ class Bench:
         return self._lt_best[mode]
 
     def _fastest_lt(self, mode: str) -> LtAlgorithm | None:
-        with _active(self.device):
+        with active(self.device):
             try:
                 proposed = self._lt.algorithms(self._sets[0], LT_ALGORITHMS, Epilogue.parse(self.problem.epilogue))
             except CublasError as refusal:
@@ -406,22 +311,6 @@ class Bench:
             "cublaslt_us": timing.median_us(CUBLASLT),
             "cublaslt_algorithm": best.describe() if best else None,
         }
-
-
-def _hopeless(timing: Timing, names: Sequence[str]) -> bool:
-    """Whether cuBLAS was timed and every candidate is far slower."""
-    baseline = timing.median_us(CUBLAS)
-    if baseline is None or not names:
-        return False
-    return all(median(timing.samples_us[name]) > SLOW_RATIO * baseline for name in names)
-
-
-def _fastest(timing: Timing, names: Sequence[str]) -> list[str]:
-    """The faster half of a heat's candidates, in the order given; of an odd number the larger half."""
-    samples, baseline = timing.samples_us, timing.samples_us.get(CUBLAS, ())
-    ordered = sorted(names, key=lambda name: paired_cost(samples[name], baseline))
-    kept = set(ordered[: math.ceil(len(ordered) / 2)])
-    return [name for name in names if name in kept]
 
 
 def _measurement(verdict: Verdict, timing: Timing, name: str) -> Measurement:

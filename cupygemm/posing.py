@@ -5,7 +5,10 @@ Goes by shapes, strides and addresses alone; nothing is launched or allocated.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
+
+from cupygemm.axes import one_step
 
 
 class Posed(NamedTuple):
@@ -67,17 +70,13 @@ def pose(a: Any, b: Any) -> Posed | None:
 
 
 def _rows_of(stack: Any) -> Any:
-    """[…, m, n] as a view of [… · m, n], or None: each axis must go on where the one after it ends."""
+    """[…, m, n] as a view of [… · m, n], or None where its rows are not equally far apart."""
     if stack.ndim == 2:
         return stack
-    rows, stride = 1, 0
-    for size, step in zip(reversed(stack.shape[:-1]), reversed(stack.strides[:-1]), strict=True):
-        if size == 0 or (size > 1 and rows > 1 and step != rows * stride):
-            return None
-        if size > 1:
-            stride = step if rows == 1 else stride
-            rows *= size
-    view = stack.reshape(rows, stack.shape[-1])
+    extents, steps = stack.shape[:-1], stack.strides[:-1]
+    if 0 in extents or one_step(extents, steps) is None:
+        return None
+    view = stack.reshape(math.prod(extents), stack.shape[-1])
     return view if view.data.ptr == stack.data.ptr else None
 
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from cupygemm.axes import one_step
+
 
 class Stack(NamedTuple):
     """A stack of matrices, [batch, rows, columns], as far as a plan looks at an array; all may be the same one.
@@ -136,8 +138,8 @@ def pose_slices(a: Any, b: Any) -> PosedStack | None:
         range(first, end)
         for first in range(len(given.batch))
         for end in range(first + 1, len(given.batch) + 1)
-        if _is_one_axis(given.batch[first:end], given.a_steps[first:end])
-        and _is_one_axis(given.batch[first:end], given.b_steps[first:end])
+        if one_step(given.batch[first:end], given.a_steps[first:end]) is not None
+        and one_step(given.batch[first:end], given.b_steps[first:end]) is not None
     )
     inner = max(runs, key=lambda run: math.prod(given.batch[axis] for axis in run))
     axes = tuple(axis for axis, size in enumerate(given.batch) if axis not in inner and size != 1)
@@ -204,25 +206,8 @@ def _stacked(
     array: Any, batch: Sequence[int], steps: Sequence[int], matrix: Sequence[int], strides: Sequence[int]
 ) -> Stack | None:
     """The axes before the matrices as one; None where they are none."""
-    step = _one_step(batch, steps)
+    step = one_step(batch, steps)
     if step is None:
         return None
     (rows, columns), (row, column) = matrix, strides
     return Stack((math.prod(batch), rows, columns), (step, row, column), array.dtype, array.data, array.device)
-
-
-def _is_one_axis(extents: Sequence[int], steps: Sequence[int]) -> bool:
-    return _one_step(extents, steps) is not None
-
-
-def _one_step(extents: Sequence[int], steps: Sequence[int]) -> int | None:
-    """The step of some axes as one, or None: each must go on where the one after it ends."""
-    count, step = 1, 0
-    for size, each in zip(reversed(extents), reversed(steps), strict=True):
-        if size == 1:
-            continue
-        if count > 1 and each != count * step:
-            return None
-        step = each if count == 1 else step
-        count *= size
-    return step

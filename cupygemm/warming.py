@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cupygemm import api, compiler, driver, kernel_cache
+from cupygemm.ahead import Kernel, compile_each
 from cupygemm.atomic import check_writable
 from cupygemm.bundle import Bundle, gpu_words
 from cupygemm.bundle_check import spec_of
@@ -128,7 +128,7 @@ def warm_up(
     wanted, cublas = _choose(dispatcher, asked, spec)
     pairs = {problem: (KernelSpec.of(problem), config) for problem, config in wanted.items()}
     cubins = {problem: cubin_key(*pair) for problem, pair in pairs.items()}
-    cached, errors = _compile(dispatcher.kernels, pairs.values(), threads or _num_cores(), progress)
+    cached, errors = _compile(dispatcher.kernels, pairs.values(), threads, progress)
     failed = {problem: errors[cubin] for problem, cubin in cubins.items() if cubin in errors}
     if index is not None:
         with compiling_at_once():
@@ -180,35 +180,17 @@ def _checked(problems: Iterable[Problem]) -> list[Problem]:
     return found
 
 
-def _num_cores() -> int:
-    """Those that this process may use: in a container fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _compile(
-    kernels: Kernels, pairs: Iterable[tuple[KernelSpec, KernelConfig]], threads: int, progress: Progress
+    kernels: Kernels, pairs: Iterable[Kernel], threads: int | None, progress: Progress
 ) -> tuple[int, dict[Cubin, str]]:
-    """Compiles into the disk cache; gives how many were there, and what went wrong with which.
-
-    NVRTC runs in threads side by side, and Python beside it (12.4, 12.9 and 13.0 do, 2026-11): no processes are needed.
-    """
+    """Compiles into the disk cache; gives how many were there, and what went wrong with which."""
     different = {cubin_key(*pair): pair for pair in pairs}
     if not all(compiler.is_cached(*pair) for pair in different.values()):
         # Found out before, not after minutes of compiling.
         check_writable(kernel_cache.folder() / "kernel")
-    cached, errors = 0, {}
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="cupygemm-warmup")
-    try:
-        jobs = {pool.submit(kernels.compile, *pair): cubin for cubin, pair in different.items()}
-        for done, job in enumerate(as_completed(jobs), 1):
-            try:
-                cached += job.result()[1]
-            except CompileError as error:
-                errors[jobs[job]] = str(error)
-            progress(done, len(jobs))
-    finally:
-        # An interruption waits for what is being compiled, not for all.
-        pool.shutdown(cancel_futures=True)
+    found = compile_each(different, kernels.compile, threads, progress)
+    errors = {cubin: str(outcome) for cubin, outcome in found.items() if isinstance(outcome, CompileError)}
+    cached = sum(not isinstance(outcome, CompileError) and outcome[1] for outcome in found.values())
     return cached, errors
 
 

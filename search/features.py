@@ -1,8 +1,8 @@
 """What a policy that serves many problems sees of one of them and of a config: numbers of like size, by name.
 
 Three kinds. Of the problem and the device: sizes, their ratios, bytes and FLOPs. Of the config: its knobs. Of both:
-what `estimate` makes of them, waves of tiles and what is left over of the last, padding, the depth of the pipeline. The
-last kind is what carries over: that a config leaves half of the SMs idle means the same whatever the sizes are.
+what `estimates` makes of them, waves of tiles and what is left over of the last, padding, the depth of the pipeline.
+The last kind is what carries over: that a config leaves half of the SMs idle means the same whatever the sizes are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from cupygemm.config import KernelConfig, KernelSpec, stage_bytes
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.dtypes import DTYPES
+from cupygemm.estimate import DRAM_BYTES_A_US, FIELDS, START_CYCLES, Estimate, Kernels, estimates, one_by_one
 from cupygemm.problem import Problem
-from cupygemm.search.estimate import DRAM_BYTES_A_US, START_CYCLES, Estimate, estimate
 
 MOST_BEHIND = 4.0
 """log2 of an estimate over the least one, at most: what is sixteen times slower is as bad as what is thirty times."""
@@ -95,12 +96,6 @@ FEATURES = (*_PROBLEM, *_CONFIG, *_BOTH)
 BEHIND = FEATURES.index("behind")
 """Column with log2 of an estimate over the least one, from 0 to `MOST_BEHIND`."""
 
-_READ = (
-    *("block_m", "block_n", "block_k", "stages", "consumers", "split_n", "cluster_m", "cluster_n", "store_stages"),
-    *("ping_pong", "cluster_k"),
-)
-"""Knobs that what is of both depends on: configs that agree in these share it."""
-
 
 def bandwidth(device: DeviceSpec) -> float:
     """Bytes that device memory moves a µs; that of an H100 where the name is none that is known."""
@@ -123,11 +118,15 @@ def features(
         least_us: the estimate that others are compared with; None for the least of these configs. Which it is moves
             all of them alike.
     """
-    keys = [tuple(getattr(config, name) for name in _READ) for config in configs]
+    # Configs that agree in what an estimate reads share all that is of both.
+    keys = list(map(attrgetter(*FIELDS), configs))
     shapes = dict(zip(keys, configs, strict=True))
-    estimates = {key: estimate(problem, config, device) for key, config in shapes.items()}
-    least_us = least_us or min((found.us for found in estimates.values()), default=1.0)
-    both = {key: _of_both(problem, device, config, estimates[key], least_us) for key, config in shapes.items()}
+    each = one_by_one(estimates(problem, Kernels.of(list(shapes.values()), device), device))
+    least_us = least_us or min((found.us for found in each), default=1.0)
+    both = {
+        key: _of_both(problem, device, config, found, least_us)
+        for (key, config), found in zip(shapes.items(), each, strict=True)
+    }
     seen = problem_features(problem, device).tolist()
     rows = [[*seen, *_of_config(config), *both[key]] for key, config in zip(keys, configs, strict=True)]
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(FEATURES))
@@ -139,7 +138,7 @@ def _of_config(config: KernelConfig) -> tuple[float, ...]:
 
 
 def _of_both(
-    problem: Problem, device: DeviceSpec, config: KernelConfig, found: Estimate, least_us: float
+    problem: Problem, device: DeviceSpec, config: KernelConfig, found: Estimate[float], least_us: float
 ) -> tuple[float, ...]:
     """In the order of `_BOTH`."""
     behind = min(max(math.log2(found.us / least_us), 0.0), MOST_BEHIND)

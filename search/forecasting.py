@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import FileError
+from cupygemm.estimate import Kernels, estimates
 from cupygemm.fitting import fitted
 from cupygemm.forecast import Forecast, wide_features
-from cupygemm.forecast_features import KERNEL_FEATURES, Kernels, cublas_scale, estimates, own_scale
+from cupygemm.forecast_features import KERNEL_FEATURES, cublas_scale, own_scale
 from cupygemm.problem import Problem
 from cupygemm.search.boosting import Boosting, boosted, together
 from cupygemm.trees import Floats

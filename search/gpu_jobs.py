@@ -16,9 +16,11 @@ from cupygemm.compiler import CompiledKernel, compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CupygemmError
 from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.measure import QUICK, Bench, is_usable
+from cupygemm.measure import Bench
 from cupygemm.measurement import Measurement, Status
+from cupygemm.measuring_stream import is_usable
 from cupygemm.problem import Problem
+from cupygemm.timing import QUICK
 
 
 @dataclass(frozen=True)

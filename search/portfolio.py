@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from cupygemm.config import COMPILED_FIELDS, KernelConfig
 from cupygemm.device import DeviceSpec
+from cupygemm.estimate import estimated_us
 from cupygemm.fitting import fitted
 from cupygemm.problem import Problem
-from cupygemm.search.estimate import CLUSTERS, estimated_us
+from cupygemm.search.guesses import CLUSTERS
 from cupygemm.search.table import Table
 
 UNTRIED = 0.97
@@ -78,9 +79,10 @@ def estimated_scores(
     Args:
         best: a config known to be the best, which scores 1, and none scores more; None for the least estimate.
     """
-    fitting = [fitted(kernel, problem, device) for kernel in pool]
-    us = np.array([np.inf if config is None else estimated_us(problem, config, device) for config in fitting])
-    least_us = float(us.min()) if best is None else estimated_us(problem, best, device)
+    fitting = {i: config for i, kernel in enumerate(pool) if (config := fitted(kernel, problem, device)) is not None}
+    us = np.full(len(pool), np.inf)
+    us[list(fitting)] = estimated_us(problem, list(fitting.values()), device)
+    least_us = float(us.min()) if best is None else estimated_us(problem, [best], device)[0]
     scores: NDArray[np.float64] = np.clip(least_us / us, LEAST_SCORE, 1.0 if best is None else UNTRIED)
     if best is not None:
         scores[[compiled(kernel) == compiled(best) for kernel in pool]] = 1.0

@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.problem import Problem
-from cupygemm.search.estimate import guesses
+from cupygemm.search.guesses import guesses
 from cupygemm.search.recorded import Recorded, recorded_tables
 from cupygemm.search.suggest import Guide
 from cupygemm.search.table import Table

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import FileError
+from cupygemm.estimate import estimated_us
 from cupygemm.problem import Problem
-from cupygemm.search.estimate import estimated_us
 from cupygemm.search.features import features
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.weights import PolicyWeights, shipped_weights
@@ -49,7 +49,7 @@ class Guide:
     @cached_property
     def _least_us(self) -> float | None:
         """The least estimate of the candidates, which all estimates are compared with."""
-        return min((estimated_us(self.problem, config, self.device) for config in self.candidates), default=None)
+        return min(estimated_us(self.problem, self.candidates, self.device), default=None)
 
 
 def suggestions(

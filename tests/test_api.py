@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -41,3 +43,13 @@ def test_without_cupy_the_operands_are_named(monkeypatch, tmp_path, call, has_dr
         LaunchError, match=r"CuPy is (not )?installed: .*; the operands are numpy\.ndarray and list, CuPy"
     ):
         call(np.ones((2, 2)), [[1.0]])
+
+
+def test_plan_and_explain_take_what_matmul_takes():
+    # Each says its arguments itself: for help(), for type checkers, and since `matmul` has no time for one frame more.
+    matmul, explain, plan = (
+        dict(inspect.signature(call).parameters) for call in (cupygemm.matmul, cupygemm.explain, cupygemm.plan)
+    )
+    assert list(explain.items()) == list(matmul.items())
+    assert matmul.pop("options").kind is inspect.Parameter.VAR_KEYWORD
+    assert list(plan.items()) == list(matmul.items())

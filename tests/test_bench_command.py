@@ -19,9 +19,12 @@ from rich.console import Console
 from cupygemm import cli, gpu_lock, in_force, measure, provenance, telemetry
 from cupygemm.commands import bench_run, bench_view
 from cupygemm.epilogue import Epilogue
+from cupygemm.errors import LaunchError
+from cupygemm.measuring_stream import stream
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.suites import SUITES
+from cupygemm.timing import QUICK
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 from tests.fake_products import SMALL, bundle_of, fresh_gpu
@@ -48,7 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
     """A GPU on which an own kernel takes 8 µs, cuBLAS 10 and cublasLt 9; its lock is no other test's."""
     monkeypatch.setattr(gpu_lock.settings, "cache_dir", lambda: tmp_path / "locks")
     gpu = fresh_gpu(monkeypatch)
-    measure._stream.cache_clear()
+    stream.cache_clear()
     monkeypatch.setattr(measure, "Cublas", lambda: FakeCublas(gpu))
     monkeypatch.setattr(measure, "CublasLt", lambda: FakeLt(gpu))
     # Kernels of a plan do not move the clock by themselves.
@@ -213,7 +216,7 @@ def test_a_failure_is_one_line_and_the_others_go_on(
 def test_after_a_fault_nothing_more_is_tried(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(problem: Problem, device: int) -> Any:
         gpu.faulted = True
-        raise measure.LaunchError("an illegal memory access was encountered")
+        raise LaunchError("an illegal memory access was encountered")
 
     monkeypatch.setattr(bench_run, "Bench", fault)
     result = bench(TUNED.shape, OTHER.shape, "-o", tmp_path / "out.json")
@@ -283,7 +286,7 @@ def test_operands_are_padded_where_tma_needs_it_and_for_all_alike(gpu: FakeGpu, 
         return launch
 
     bench = measure.Bench(Problem(5, 7, 3, layout=layout))
-    bench.time({"own": noting("own"), "cublas": noting("cublas"), "lt": noting("lt")}, measure.QUICK)
+    bench.time({"own": noting("own"), "cublas": noting("cublas"), "lt": noting("lt")}, QUICK)
     (strides,) = seen["own"]
     assert seen["own"] == seen["cublas"] == seen["lt"]
     outer = (strides[0], strides[2]) if layout == "nn" else (strides[1], strides[3])

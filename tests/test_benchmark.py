@@ -11,12 +11,12 @@ import pytest
 from cupygemm.benchmark import benchmark, result_row
 from cupygemm.config import KernelConfig
 from cupygemm.errors import VerificationError
-from cupygemm.measure import THOROUGH, Effort, Timing
 from cupygemm.names import RESIDENT, ROTATED
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.results import times_document, write_results
 from cupygemm.telemetry import Reading
+from cupygemm.timing import THOROUGH, Effort, Timing
 from cupygemm.verify import Verdict
 
 PROBLEM = Problem(2048, 2048, 4096)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from bench import compare, pictures
-from bench.comparison import cases, contenders, drawing, kernel_tuner_runs, optuna_runs, own, picture, policies, summary
+from bench import compare
+from bench.comparison import cases, contenders, kernel_tuner_runs, optuna_runs, own, picture, policies, summary
 from bench.comparison.contenders import Outcome
 from bench.comparison.progress import Key, Progress
 from cupygemm.comparison_report import _level
 from cupygemm.errors import ConfigError, FileError
-from cupygemm.report import read_file, render
+from cupygemm.report import render
 from cupygemm.results import COMPARISON_SCHEMA
 from cupygemm.search.families import family
 from cupygemm.search.seeds import SUGGESTED, by_turns
@@ -369,41 +368,3 @@ def test_a_strategy_that_was_not_run_on_all_tables_is_left_out(
     with pytest.raises(SystemExit):
         run(tmp_path, "--tables", str(tables), "--strategies", "local", "--processes", "0")
     assert "left out: local" in capsys.readouterr().err
-
-
-def test_pictures_are_small_and_the_same_each_time(tmp_path: Path, tables: Path) -> None:
-    run(tmp_path, "--tables", str(tables), "--strategies", "local", "nearest+")
-    shutil.copy(ROOT / "bench" / "results" / "transfer.json", tmp_path)
-    drawn = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        assert pictures.main(["--results", str(tmp_path), "-o", str(tmp_path / name)]) == 0
-        files = sorted((tmp_path / name).iterdir())
-        assert [file.name for file in files] == [pictures.STRATEGIES, pictures.SUGGESTIONS]
-        assert all(file.stat().st_size < 150_000 for file in files)
-        drawn.append([file.read_bytes() for file in files])
-    assert drawn[0] == drawn[1]
-    assert drawing.digest(pictures.curves_of(read_file(tmp_path / "compare.json"))) in drawn[0][0].decode()
-
-
-def test_a_comparison_without_curves_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = {"schema": COMPARISON_SCHEMA, "groups": [{"name": "recorded"}]}
-    (tmp_path / "compare.json").write_text(json.dumps(document))
-    with pytest.raises(SystemExit):
-        pictures.main(["--results", str(tmp_path), "-o", str(tmp_path)])
-    assert "write it anew with bench.compare" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "figures"),
-    [(pictures.STRATEGIES, pictures.curves_of), (pictures.SUGGESTIONS, pictures.suggestions_of)],
-)
-def test_pictures_are_of_the_figures_that_are_recorded(name: str, figures: Any) -> None:
-    source = {pictures.STRATEGIES: "compare", pictures.SUGGESTIONS: "transfer"}[name]
-    recorded = json.loads((ROOT / "bench" / "results" / f"{source}.json").read_text())
-    assert drawing.digest(figures(recorded)) in (ROOT / "docs" / name).read_text()
-
-
-def test_the_picture_is_of_the_figures_that_are_recorded() -> None:
-    recorded = json.loads((ROOT / "bench" / "results" / "compare.json").read_text())
-    assert picture.digest(recorded) in (ROOT / "docs" / "compare.svg").read_text()

@@ -1,11 +1,10 @@
-"""`matmul`, `explain` and `use` on a fake GPU: which bundle decides, what a broken entry comes to, threads, capture."""
+"""`matmul`, `explain` and `use` on a fake GPU: which bundle decides, and how often a plan is made."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ import cupygemm
 from cupygemm import api, compiler
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.dispatch import Dispatcher, unposed_reason
-from cupygemm.errors import BundleError, CaptureError, CompileError
+from cupygemm.errors import BundleError, CompileError
 from cupygemm.problem import Problem
 from tests.fake_gpu import FakeGpu
-from tests.fake_kernel import CudaError
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
 
 BLACKWELL = DeviceSpec("NVIDIA B200", (10, 0), 148, 232448, 130 << 20, 1965)
-COMPILE_KERNEL = compiler.compile_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -232,96 +229,6 @@ def test_another_make_of_gpu_is_cublas(gpu: FakeGpu) -> None:
     assert gpu.compiled == []
 
 
-# Entries that do not work
-
-
-def refused(gpu: FakeGpu) -> None:
-    gpu.refused[LARGE] = CompileError("NVRTC refused the kernel: no", "log")
-
-
-def too_large(gpu: FakeGpu) -> None:
-    gpu.specs[0] = replace(H200, shared_bytes=64 * 1024)
-
-
-def no_room(gpu: FakeGpu) -> None:
-    gpu.active_clusters = 0
-
-
-def not_loaded(gpu: FakeGpu) -> None:
-    gpu.unloadable.add(LARGE)
-
-
-@pytest.mark.parametrize(
-    ("break_it", "words"),
-    [
-        (refused, "NVRTC refused the kernel: no"),
-        (too_large, "bytes of shared memory"),
-        (no_room, "not one cluster of 2 CTAs fits"),
-        (not_loaded, "the driver refused kernel0.cubin: CUDA_ERROR_INVALID_IMAGE"),
-    ],
-)
-def test_a_broken_entry_falls_through_to_the_next_bundle(
-    gpu: FakeGpu, caplog: pytest.LogCaptureFixture, break_it: Callable[[FakeGpu], None], words: str
-) -> None:
-    break_it(gpu)
-    a, b = operands(gpu)
-    with cupygemm.use(bundle_of(PROBLEM, config=LARGE)):
-        choice = cupygemm.explain(a, b)
-        assert choice.kernel == "cublas"
-        assert words in choice.reason
-        assert "the bundle given" in choice.reason
-        np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
-        (record,) = caplog.records
-        assert words in record.getMessage()
-    tiny = SMALL.swapped(stages=2)
-    cupygemm.use(bundle_of(PROBLEM, config=tiny))
-    cupygemm.use(bundle_of(PROBLEM, config=LARGE))
-    assert cupygemm.explain(a, b).config == tiny
-    np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
-    assert len(gpu.launches) == 1
-
-
-def test_every_entry_passed_over_is_in_the_reason(gpu: FakeGpu) -> None:
-    refused(gpu)
-    a, b = operands(gpu)
-    cupygemm.use(bundle_of(PROBLEM, config=SMALL.swapped(stages=99)))
-    cupygemm.use(bundle_of(PROBLEM, config=LARGE))
-    reason = cupygemm.explain(a, b).reason
-    assert reason.index("NVRTC refused") < reason.index("99 stages")
-
-
-def compile_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real `compile_kernel` with its cache, on a made-up NVRTC."""
-    program = compiler.Program(b"\x7fELF", "kernel0", "ptxas info : Used 248 registers")
-    monkeypatch.setattr(compiler, "compile_program", lambda *_: program)
-    monkeypatch.setattr(compiler, "nvrtc_version", lambda: "13.0")
-    monkeypatch.setattr(compiler, "compile_kernel", COMPILE_KERNEL)
-
-
-def deny(path: Path, data: bytes) -> None:
-    raise PermissionError(13, "Permission denied", str(path))
-
-
-@pytest.mark.parametrize("kind", ["denied", "not a folder"])
-def test_a_cache_that_cannot_be_written_is_a_reason(
-    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    compile_without_nvrtc(monkeypatch)
-    folder = tmp_path / "cache"
-    if kind == "denied":
-        monkeypatch.setattr(compiler, "write_atomically", deny)
-    else:
-        folder.write_text("in the way")
-    monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(folder))
-    cupygemm.use(bundle_of(PROBLEM))
-    a, b = operands(gpu)
-    choice = cupygemm.explain(a, b)
-    assert choice.kernel == "cublas"
-    for words in ("the cubin cache cannot be written", str(folder), "CUPYGEMM_CACHE_DIR"):
-        assert words in choice.reason
-    np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
-
-
 # Plans are made once
 
 
@@ -363,85 +270,3 @@ def test_threads_make_one_plan_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatc
     assert len(plans) == 8
     assert len(set(map(id, plans))) == 1
     assert plans[0] is not None
-
-
-# Capture
-
-
-def test_a_loaded_kernel_is_captured_and_replayed(gpu: FakeGpu) -> None:
-    cupygemm.use(bundle_of(PROBLEM))
-    a, b = operands(gpu)
-    out = cupygemm.matmul(a, b)
-    gpu.stream.begin_capture()
-    cupygemm.matmul(a, b, out=out)
-    graph = gpu.stream.end_capture()
-    a[...] += 1
-    out[...] = 0
-    graph.launch()
-    np.testing.assert_array_equal(plain(out), right(a, b))
-
-
-def test_a_kernel_that_is_not_loaded_cannot_be_captured(gpu: FakeGpu) -> None:
-    cupygemm.use(bundle_of(PROBLEM))
-    a, b = operands(gpu)
-    for call in (cupygemm.matmul, cupygemm.explain):
-        gpu.stream.begin_capture()
-        with pytest.raises(CaptureError, match=r"24x40x16 float16 nn: .* before the capture"):
-            call(a, b)
-        assert gpu.stream.end_capture().launches == []
-    assert gpu.compiled == []
-    # The refusal is not kept: afterwards the product is loaded as usual, and can be captured.
-    cupygemm.matmul(a, b)
-    gpu.stream.begin_capture()
-    cupygemm.matmul(a, b)
-    assert len(gpu.stream.end_capture().launches) == 1
-
-
-def test_a_loaded_kernel_stays_usable_when_bundles_come_and_go(gpu: FakeGpu) -> None:
-    cupygemm.use(bundle_of(PROBLEM, replace(PROBLEM, m=8)))
-    a, b = operands(gpu)
-    cupygemm.matmul(a, b)
-    with cupygemm.use(bundle_of(PROBLEM, config=LARGE)):
-        pass
-    gpu.stream.begin_capture()
-    cupygemm.matmul(a, b)
-    cupygemm.matmul(a[:8], b)  # another problem of the kernel that is loaded
-    assert len(gpu.stream.end_capture().launches) == 2
-    assert (len(gpu.compiled), gpu.fallbacks) == (1, [])
-
-
-def test_a_broken_entry_is_not_tried_again_under_capture(gpu: FakeGpu) -> None:
-    gpu.refused[LARGE] = CompileError("NVRTC refused the kernel: no", "log")
-    cupygemm.use(bundle_of(PROBLEM))
-    cupygemm.use(bundle_of(PROBLEM, config=LARGE))
-    a, b = operands(gpu)
-    cupygemm.matmul(a, b)
-    cupygemm.use(bundle_of(Problem(8, 8, 8))).undo()
-    gpu.stream.begin_capture()
-    cupygemm.matmul(a, b)
-    assert len(gpu.stream.end_capture().launches) == 1
-
-
-def test_cublas_is_not_captured(gpu: FakeGpu) -> None:
-    cupygemm.use(bundle_of(PROBLEM))
-    a, b = operands(gpu)
-    cupygemm.matmul(a, b)
-    gpu.stream.begin_capture()
-    with pytest.raises(CaptureError, match=r"cannot be captured .*: no bundle in force has a config for it"):
-        cupygemm.matmul(b.T, a.T)
-    with pytest.raises(CaptureError, match=r"cannot be captured .*: casting: options of cupy\.matmul"):
-        cupygemm.matmul(a, b, casting="no")
-    assert cupygemm.explain(b.T, a.T).kernel == "cublas"
-    assert gpu.stream.end_capture().launches == []
-    assert gpu.fallbacks == []
-
-
-def test_the_legacy_stream_is_not_asked_while_another_captures(gpu: FakeGpu) -> None:
-    cupygemm.use(bundle_of(PROBLEM))
-    a, b = operands(gpu)
-    gpu.stream.begin_capture()
-    gpu.stream.ptr = 0
-    with pytest.raises(CudaError):
-        gpu.stream.is_capturing()
-    assert cupygemm.explain(a, b).kernel == "own"
-    assert cupygemm.matmul(a.astype(np.float32), b.astype(np.float32)).dtype == np.float32

@@ -17,14 +17,14 @@ import pytest
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import BundleError, FileError
+from cupygemm.estimate import Kernels, estimates
 from cupygemm.fitting import fitted
 from cupygemm.forecast import LEAST, MARGIN, Forecast, Prediction, shipped_forecast
-from cupygemm.forecast_features import KERNEL_FEATURES, Kernels, estimates, kernel_features
+from cupygemm.forecast_features import KERNEL_FEATURES, kernel_features
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.search import forecasting
 from cupygemm.search.boosting import Boosting, boosted, together
-from cupygemm.search.estimate import estimate
 from cupygemm.search.forecasting import learn, outcomes, read_survey, rows_of, summary
 from cupygemm.trees import Trees
 
@@ -34,22 +34,6 @@ PROBLEMS = [
     for layout in LAYOUTS
     for sizes in ((8, 8, 8), (1000, 520, 4096), (64, 28672, 4096), (8192, 8192, 512), (333, 999, 77))
 ]
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_estimates_of_all_kernels_are_those_of_each(problem: Problem) -> None:
-    kernels = shipped_forecast().kernels
-    found = estimates(problem, Kernels.of(kernels, H200), H200)
-    for index, kernel in enumerate(kernels):
-        told = kernel if KernelSpec.of(problem).out_aligned else kernel.swapped(store_stages=0)
-        wanted = estimate(problem, told, H200)
-        assert found.us[index] == pytest.approx(wanted.us, rel=1e-12)
-        assert (found.ctas[index], found.waves[index], found.stages[index]) == (
-            wanted.ctas,
-            wanted.waves,
-            wanted.stages,
-        )
-        assert found.loading[index] == pytest.approx(wanted.loading_cycles)
 
 
 def test_features_are_finite_and_as_many_as_said() -> None:

@@ -34,8 +34,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(driver, "cupy", lambda: module)
     monkeypatch.setattr(fuzz, "on_gpu", lambda: Examiner(Pools(lambda values: values, 2**16), found.empty))
     monkeypatch.setattr(fuzz, "cases", lambda: cases(longest=2**9))
-    monkeypatch.setattr(fuzz.kernels, "compile_ahead", lambda: 416)
-    monkeypatch.setattr(provenance, "collect", lambda device, commit: {"command": "the command", "commit": commit})
+    monkeypatch.setattr(fuzz.kernels, "compile_all", lambda: 416)
+    monkeypatch.setattr(provenance, "collect", lambda device, command, commit: {"command": command, "commit": commit})
     return found
 
 

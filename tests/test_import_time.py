@@ -28,7 +28,7 @@ def probe() -> dict:
 
 
 def test_importing_takes_less_than_50_ms():
-    # The least of a few tries: a busy machine makes any one of them late, and nothing makes one early.
+    # Of the processor, and the least of a few tries: a busy machine makes any late, and nothing makes one early.
     assert min(probe()["elapsed_ms"] for _ in range(TRIES)) < LIMIT_MS
 
 

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import json
-import sys
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
-import pytest
 from click.testing import CliRunner
 
+from bench import ladder
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
-from cupygemm.measure import Timing
 from cupygemm.problem import Problem
-from cupygemm.search.estimate import guesses
+from cupygemm.search.guesses import guesses
 from cupygemm.search.suggest import suggestions
 from cupygemm.suites import SUITES
+from cupygemm.timing import Timing
 from tests.fake_products import SMALL
 
-BENCH = Path(__file__).parent.parent / "bench"
+RESULTS = Path(__file__).parent.parent / "bench" / "results"
 
 
-@pytest.fixture(scope="module")
-def ladder() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCH))
-        yield import_module("ladder")
-        for name in ("ladder", "relatives", "steps"):
-            sys.modules.pop(name, None)
-
-
-def test_every_step_is_legal_for_every_problem_of_its_suite(ladder: ModuleType) -> None:
+def test_every_step_is_legal_for_every_problem_of_its_suite() -> None:
     for suite, steps in ladder.STEPS.items():
         assert len(set(steps.values())) == len(steps)
         for problem in SUITES[suite].problems:
@@ -43,14 +31,14 @@ def test_every_step_is_legal_for_every_problem_of_its_suite(ladder: ModuleType) 
                 assert list(ladder.legal_steps(problem, steps)) == list(steps), problem
 
 
-def test_rows_that_tma_cannot_store_are_stored_from_registers_once(ladder: ModuleType) -> None:
+def test_rows_that_tma_cannot_store_are_stored_from_registers_once() -> None:
     problem = Problem(4095, 4097, 4096)
     found = ladder.legal_steps(problem, ladder.STEPS["ragged"])
     assert {config.store_stages for config in found.values()} == {0}
     assert len(set(found.values())) == len(found)
 
 
-def test_a_grid_sample_has_suggestions_and_guesses(ladder: ModuleType) -> None:
+def test_a_grid_sample_has_suggestions_and_guesses() -> None:
     for problem in SUITES[ladder.GUESSED].problems[::25]:
         found = ladder.steps_of(ladder.GUESSED, problem)
         assert len(found) == ladder.STEPS_TRIED
@@ -59,23 +47,23 @@ def test_a_grid_sample_has_suggestions_and_guesses(ladder: ModuleType) -> None:
         assert all(illegal_reason(config, KernelSpec.of(problem), H200) is None for config in found.values())
 
 
-def test_the_fastest_in_a_short_run_go_on(ladder: ModuleType) -> None:
+def test_the_fastest_in_a_short_run_go_on() -> None:
     launches = {"slow": object(), "fast": object(), "middle": object()}
     samples = {"slow": [3.0, 9.0], "fast": [1.0, 1.5], "middle": [2.0, 2.0], "cublas": [0.1, 0.1]}
     bench = SimpleNamespace(time=lambda given, effort: Timing(samples))
     assert list(ladder.fastest(bench, launches, 2)) == ["fast", "middle"]
 
 
-def test_dependent_launches_are_for_no_bundle(ladder: ModuleType, tmp_path: Path) -> None:
+def test_dependent_launches_are_for_no_bundle(tmp_path: Path) -> None:
     arguments = ["small", "--dependent", "--bundle", str(tmp_path / "b.yaml"), "-o", str(tmp_path / "o.json")]
     result = CliRunner().invoke(ladder.main, arguments)
     assert result.exit_code == 2
     assert "--dependent with --bundle" in result.stderr
 
 
-def test_relatives_are_what_was_best_nearby(ladder: ModuleType, tmp_path: Path) -> None:
+def test_relatives_are_what_was_best_nearby(tmp_path: Path) -> None:
     relatives = ladder.relatives
-    known = ladder.bests([BENCH / "results" / "grid_sample.json", _survey(tmp_path)])
+    known = ladder.bests([RESULTS / "grid_sample.json", _survey(tmp_path)])
     assert len(known) == 101
     problem = known[7].problem
     assert relatives(problem, known, 5)[0] == known[7].config

@@ -13,12 +13,28 @@ from cupygemm.device import H200
 from cupygemm.epilogue import Epilogue
 from cupygemm.errors import LaunchError, VerificationError
 from cupygemm.graphs import capture, interleave, sustain
-from cupygemm.measure import CUBLAS, CUBLASLT, HEAT, QUICK, THOROUGH, Bench, Effort, Timing, num_launches, num_sets
+from cupygemm.measure import Bench
 from cupygemm.measurement import Status
+from cupygemm.measuring_stream import is_usable, stream
 from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.search import gpu_jobs
+from cupygemm.timing import (
+    CUBLAS,
+    CUBLASLT,
+    GRAPH_US,
+    HEAT,
+    MAX_SETS,
+    QUICK,
+    THOROUGH,
+    Effort,
+    Timing,
+    faster_half,
+    good_us,
+    num_launches,
+    num_sets,
+)
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 
@@ -30,7 +46,7 @@ BASELINE_US = 10.0
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = FakeGpu()
     cupy = gpu.cupy
-    measure._stream.cache_clear()
+    stream.cache_clear()
     monkeypatch.setattr(driver, "cupy", lambda: cupy)
     monkeypatch.setattr(driver, "device_spec", lambda device: H200)
     monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(1755, 640.5))
@@ -164,9 +180,9 @@ def test_who_stays_is_judged_round_by_round() -> None:
     # The clock falls in the last rounds, for whoever is timed there. The second is slower in every single round.
     samples = {"0": [9.0, 9.0, 90.0], "1": [10.0, 10.0, 100.0], "2": [9.5, 9.5, 95.0], "3": [20.0, 8.0, 200.0]}
     timing = Timing({**samples, CUBLAS: [10.0, 10.0, 100.0]})
-    assert measure._fastest(timing, list(samples)) == ["0", "2"]
+    assert faster_half(timing, list(samples)) == ["0", "2"]
     # Without a baseline by the median alone.
-    assert measure._fastest(Timing(samples), ["1", "3", "0"]) == ["1", "0"]
+    assert faster_half(Timing(samples), ["1", "3", "0"]) == ["1", "0"]
 
 
 def test_new_operands_are_other_numbers_in_other_memory(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +247,10 @@ def test_a_fault_is_a_launch_error_and_the_device_is_lost(gpu: FakeGpu) -> None:
         gpu.faulted = True
         gpu.stream.synchronize()
 
-    assert measure.is_usable(0)
+    assert is_usable(0)
     with pytest.raises(LaunchError, match="illegal memory access"):
         bench.measure(fault)
-    assert not measure.is_usable(0)
+    assert not is_usable(0)
 
 
 @pytest.mark.parametrize("mode", [ROTATED, RESIDENT])
@@ -246,7 +262,7 @@ def test_graphs_go_through_the_operand_sets_of_their_mode(gpu: FakeGpu, mode: st
         seen.append(id(operands.a))
 
     bench.time({"candidate": launch}, QUICK, mode)
-    assert len(set(seen)) == (measure.MAX_SETS if mode == ROTATED else 1)
+    assert len(set(seen)) == (MAX_SETS if mode == ROTATED else 1)
     assert bench.bytes_rotated(mode) == len(set(seen)) * PROBLEM.compulsory_bytes
 
 
@@ -303,9 +319,9 @@ def test_rounds_of_warming_up_come_first_and_are_not_timed(gpu: FakeGpu) -> None
 
 def test_a_warm_up_is_as_long_as_asked_and_what_came_before_does_not_count(gpu: FakeGpu) -> None:
     bench = Bench(PROBLEM)
-    launches = num_launches(PROBLEM, measure.MAX_SETS)
+    launches = num_launches(PROBLEM, MAX_SETS)
     round_us = launches * (9.0 + BASELINE_US)
-    timing = bench.time({"candidate": gpu.kernel(product, 9.0)}, measure.Effort(2, 5, warm_us=2.5 * round_us))
+    timing = bench.time({"candidate": gpu.kernel(product, 9.0)}, Effort(2, 5, warm_us=2.5 * round_us))
     # Once and two rounds to try, three to warm up, three that count; all of two graphs.
     assert len(gpu.replayed) == 2 * (1 + 2 + 3 + 3)
     assert {len(samples) for samples in timing.samples_us.values()} == {3}
@@ -356,10 +372,10 @@ def test_a_capture_that_breaks_is_ended(gpu: FakeGpu) -> None:
 def test_graphs_are_long_enough_and_cover_twice_the_l2(problem: Problem) -> None:
     sets = num_sets(problem, H200.l2_bytes)
     launches = num_launches(problem, sets)
-    assert sets * problem.compulsory_bytes >= 2 * H200.l2_bytes or sets == launches == measure.MAX_SETS
+    assert sets * problem.compulsory_bytes >= 2 * H200.l2_bytes or sets == launches == MAX_SETS
     assert launches % sets == 0
-    assert launches * measure.estimated_us(problem) >= measure.GRAPH_US
-    assert (launches - sets) * measure.estimated_us(problem) < measure.GRAPH_US
+    assert launches * good_us(problem) >= GRAPH_US
+    assert (launches - sets) * good_us(problem) < GRAPH_US
 
 
 def test_names_of_baselines_are_those_of_the_results() -> None:

@@ -10,10 +10,12 @@ import pytest
 from cupygemm import measure, report, telemetry
 from cupygemm.benchmark import benchmark
 from cupygemm.epilogue import Epilogue
-from cupygemm.measure import Bench, Effort
+from cupygemm.measure import Bench
 from cupygemm.measurement import Status
+from cupygemm.measuring_stream import stream
 from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
+from cupygemm.timing import Effort, num_sets
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import computed
 from tests.fake_products import SMALL
@@ -68,7 +70,7 @@ def timed(gpu: FakeGpu, epilogue: str, cost_us: float) -> Launch:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = FakeGpu()
     gpu.install(monkeypatch)
-    measure._stream.cache_clear()
+    stream.cache_clear()
     monkeypatch.setattr(measure, "Cublas", lambda: FakeCublas(gpu))
     monkeypatch.setattr(measure, "CublasLt", lambda: FakeLt(gpu))
     monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(1755, 640.5))
@@ -85,7 +87,7 @@ def test_a_row_names_stack_and_epilogue(gpu: FakeGpu, problem: Problem) -> None:
     # cublasLt does all of it, or is not compared with.
     assert row["cublaslt_us"] == (None if "silu" in problem.epilogue else pytest.approx(9.0))
     assert str(gpu.asked) == problem.epilogue  # type: ignore[attr-defined]
-    assert row["bytes_rotated"] == measure.num_sets(problem, 60 * 2**20) * problem.compulsory_bytes
+    assert row["bytes_rotated"] == num_sets(problem, 60 * 2**20) * problem.compulsory_bytes
     shown = report.render_times({"rows": [row], "provenance": {}})
     assert ("3 of 24×40×64" in shown) == (problem.batch == 3)
     assert f"| {problem.epilogue} |" in shown or problem.epilogue == "none"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from bench import packing
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
@@ -21,17 +18,10 @@ from cupygemm.posing import Posed, pose
 from cupygemm.stacks import PosedStack, Stack, pose_stack
 from tests.fake_gpu import FakeGpu
 
-BENCH = Path(__file__).parent.parent / "bench"
 
-
-@pytest.fixture
-def packing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """bench/packing.py, imported as it imports its neighbours."""
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeGpu().install(monkeypatch)
-    monkeypatch.syspath_prepend(str(BENCH))
-    yield import_module("packing")
-    for name in ("packing", "packing_cases"):
-        sys.modules.pop(name, None)
 
 
 def seen(array: Any, base: Any) -> Stack:
@@ -49,7 +39,7 @@ def posed(case: Any) -> Posed | PosedStack:
     return found
 
 
-def test_each_case_needs_a_copy_and_is_what_it_is_called(packing: ModuleType) -> None:
+def test_each_case_needs_a_copy_and_is_what_it_is_called() -> None:
     for name, case in packing.CASES.items():
         product = posed(case)
         problem = packing.problem_of(case)
@@ -64,7 +54,7 @@ def test_each_case_needs_a_copy_and_is_what_it_is_called(packing: ModuleType) ->
         assert re.search(r"\d+x\d+x\d+", name)[0] == f"{problem.m}x{problem.n}x{problem.k}"  # type: ignore[index]
 
 
-def test_each_case_has_legal_configs(packing: ModuleType) -> None:
+def test_each_case_has_legal_configs() -> None:
     for case in packing.CASES.values():
         problem = packing.problem_of(case)
         configs = packing._configs(problem)

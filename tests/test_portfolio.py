@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 
+from bench import portfolio
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import FileError
@@ -21,23 +18,13 @@ from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.search.portfolio import choose, estimated_scores, kernels, recorded_scores, untried_kernels
 from cupygemm.search.table import Table
 
-BENCH = Path(__file__).parent.parent / "bench"
 TURNS = KernelConfig(128, 128, 64, 6, 2, False, 1, 1, False, 8, 40, 1, 2, ping_pong=True)
 SMALL = KernelConfig(64, 64, 64, 12, 1, False, 1, 1, True, 4, 40, 1, 1)
 NARROW = KernelConfig(64, 32, 64, 16, 1, False, 1, 1, True, 4, 40, 1, 1)
 
 
-@pytest.fixture(scope="module")
-def portfolio() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCH))
-        yield import_module("portfolio")
-        for name in ("portfolio", "shapes"):
-            sys.modules.pop(name, None)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_portfolio_is_legal_for_every_layout(portfolio: ModuleType, layout: str) -> None:
+def test_the_portfolio_is_legal_for_every_layout(layout: str) -> None:
     for n in (4096, 4097):
         problem = Problem(333, n, 512, layout=layout)
         found = [config for kernel in portfolio.read_kernels() if (config := fitted(kernel, problem, H200)) is not None]
@@ -114,7 +101,7 @@ def test_the_choice_is_greedy_and_ends_where_nothing_is_gained() -> None:
     assert len(choose(scores, np.ones(2), most=1, least_gain=0.0)) == 1
 
 
-def test_the_portfolio_holds_what_the_program_would_choose(portfolio: ModuleType) -> None:
+def test_the_portfolio_holds_what_the_program_would_choose() -> None:
     document = json.loads(portfolio.PORTFOLIO.read_text())
     assert len(document["kernels"]) == len(document["reached"]) <= portfolio.MOST
     assert document["reached"] == sorted(document["reached"])
@@ -122,7 +109,7 @@ def test_the_portfolio_holds_what_the_program_would_choose(portfolio: ModuleType
 
 
 @pytest.mark.parametrize("text", ["no json", "[]", '{"schema": "other"}', '{"schema": "cupygemm.portfolio/1"}'])
-def test_a_file_that_is_no_portfolio_is_refused(portfolio: ModuleType, tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_portfolio_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "portfolio.json"
     path.write_text(text)
     with pytest.raises(FileError, match=r"portfolio\.json"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupygemm.config import KernelConfig
@@ -29,6 +29,7 @@ def place(raster: Raster, t: int) -> tuple[int, int]:
     return (across, along) if raster.along_n else (along, across)
 
 
+@settings(deadline=None)
 @given(st.integers(1, MAX_DIVIDEND), st.integers(0, MAX_DIVIDEND))
 def test_a_quotient_is_exact(divisor: int, n: int) -> None:
     constants = Divisor.of(divisor)

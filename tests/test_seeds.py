@@ -8,7 +8,7 @@ import pytest
 
 from cupygemm.device import H200
 from cupygemm.problem import Problem
-from cupygemm.search.estimate import guesses
+from cupygemm.search.guesses import guesses
 from cupygemm.search.recorded import file_name
 from cupygemm.search.seeds import GUESSES, PER_TABLE, recorded_seeds, seeds
 

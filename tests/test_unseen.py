@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from bench import shapes, survey, survey_jobs, unseen
 from cupygemm import compiler, driver, measure, provenance, telemetry
 from cupygemm.choice import Choice
 from cupygemm.config import KernelConfig, KernelSpec
@@ -23,6 +22,7 @@ from cupygemm.in_force import shipped_bundle
 from cupygemm.legality import illegal_reason
 from cupygemm.measure import Bench
 from cupygemm.measurement import Measurement, Status
+from cupygemm.measuring_stream import stream
 from cupygemm.operands import Operands
 from cupygemm.problem import Problem
 from cupygemm.search.space import FIELD_NAMES
@@ -30,44 +30,18 @@ from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 from tests.fake_products import bundle_of
 
-BENCH = Path(__file__).parent.parent / "bench"
-MODULES = ("shapes", "portfolio", "survey_jobs", "survey", "unseen")
 TUNED = Problem(24, 40, 16)
 CONFIG = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, True, 4, 40, 1, 1)
 
 
-@pytest.fixture(scope="module")
-def programs() -> Iterator[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCH))
-        yield {name: import_module(name) for name in MODULES}
-        for name in MODULES:
-            sys.modules.pop(name, None)
-
-
 @pytest.fixture
-def shapes(programs: dict[str, Any]) -> ModuleType:
-    return programs["shapes"]
-
-
-@pytest.fixture
-def survey(programs: dict[str, Any]) -> ModuleType:
-    return programs["survey"]
-
-
-@pytest.fixture
-def unseen(programs: dict[str, Any]) -> ModuleType:
-    return programs["unseen"]
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, programs: dict[str, Any]) -> FakeGpu:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = FakeGpu()
     gpu.install(monkeypatch)
-    measure._stream.cache_clear()
+    stream.cache_clear()
     monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(1755, 640.5))
-    monkeypatch.setattr(programs["unseen"], "WARM_US", 0.0)
-    monkeypatch.setattr(programs["survey_jobs"], "WARM_US", 0.0)
+    monkeypatch.setattr(unseen, "WARM_US", 0.0)
+    monkeypatch.setattr(survey_jobs, "WARM_US", 0.0)
     monkeypatch.setattr(measure, "Cublas", lambda: FakeCublas(gpu))
     monkeypatch.setattr(measure, "CublasLt", lambda: FakeLt(gpu))
     driver.cupy().cuda.runtime.getDeviceProperties = lambda device: {"totalGlobalMem": 2**30}
@@ -75,7 +49,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, programs: dict[str, Any]) -> FakeGpu:
 
 
 @pytest.fixture
-def quick(gpu: FakeGpu, programs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take 8 µs: those of a plan do not move the clock by themselves."""
     launch = gpu.kernel(product, 8.0)
 
@@ -84,8 +58,8 @@ def quick(gpu: FakeGpu, programs: dict[str, Any], monkeypatch: pytest.MonkeyPatc
         return choice, None if plan is None else SimpleNamespace(launch=launch)
 
     timed = type("Timed", (Dispatcher,), {"choose_for": choose_for})
-    monkeypatch.setattr(programs["unseen"], "Dispatcher", lambda: timed({"tuned": bundle_of(TUNED)}))
-    monkeypatch.setattr(programs["survey_jobs"], "Plan", lambda *_: SimpleNamespace(launch=launch))
+    monkeypatch.setattr(unseen, "Dispatcher", lambda: timed({"tuned": bundle_of(TUNED)}))
+    monkeypatch.setattr(survey_jobs, "Plan", lambda *_: SimpleNamespace(launch=launch))
 
 
 class FakeCublas:
@@ -109,7 +83,7 @@ class FakeAlgorithm:
         self.run = gpu.kernel(product, 9.0)
 
 
-def test_the_shapes_to_test_on(shapes: ModuleType) -> None:
+def test_the_shapes_to_test_on() -> None:
     found = shapes.unseen()
     assert len(found) == len(set(found)) == 200
     assert found == shapes.unseen()
@@ -125,7 +99,7 @@ def test_the_shapes_to_test_on(shapes: ModuleType) -> None:
     assert len(readable) == 153
 
 
-def test_no_shape_is_learnt_from_and_tested_on(shapes: ModuleType) -> None:
+def test_no_shape_is_learnt_from_and_tested_on() -> None:
     tested = {(problem.m, problem.n, problem.k) for problem in shapes.unseen()}
     learnt = shapes.training(300)
     assert len(set(learnt)) == 300
@@ -150,13 +124,13 @@ def test_no_shape_is_learnt_from_and_tested_on(shapes: ModuleType) -> None:
         (Problem(23, 40, 64, layout="tn"), None),
     ],
 )
-def test_what_matmul_makes_of_operands_without_gaps(shapes: ModuleType, problem: Problem, layout: str | None) -> None:
+def test_what_matmul_makes_of_operands_without_gaps(problem: Problem, layout: str | None) -> None:
     found = shapes.posed(problem)
     assert (found.layout if isinstance(found, Problem) else None) == layout
     assert isinstance(found, Problem) or found.startswith("TMA cannot copy")
 
 
-def test_what_is_tried_on_a_shape(survey: ModuleType) -> None:
+def test_what_is_tried_on_a_shape() -> None:
     plans = survey.plans(40, H200)
     assert len(plans) == 40
     for problem, configs in plans:
@@ -165,36 +139,34 @@ def test_what_is_tried_on_a_shape(survey: ModuleType) -> None:
     assert plans == survey.plans(40, H200)
 
 
-def test_kernels_are_timed_with_cublas(gpu: FakeGpu, quick: None, programs: dict[str, Any]) -> None:
+def test_kernels_are_timed_with_cublas(gpu: FakeGpu, quick: None) -> None:
     problem = Problem(64, 64, 64)
-    jobs = programs["survey_jobs"]
     compiled = [compiler.compile_kernel(KernelSpec.of(problem), each) for each in (CONFIG, CONFIG.swapped(group=8))]
-    outcomes = jobs.confirm(0, problem, compiled)
+    outcomes = survey_jobs.confirm(0, problem, compiled)
     assert [each.measurement.status for each in outcomes] == [Status.OK, Status.OK]
     assert outcomes[1].measurement.us == pytest.approx(8.0)
-    rounds = jobs.effort(problem, 2).rounds
+    rounds = survey_jobs.effort(problem, 2).rounds
     assert outcomes[0].measurement.baseline_us == pytest.approx([10.0] * rounds)
     assert len(gpu.replayed) > 3 * rounds
 
 
-def test_a_kernel_that_cannot_be_launched_is_said(gpu: FakeGpu, programs: dict[str, Any]) -> None:
+def test_a_kernel_that_cannot_be_launched_is_said(gpu: FakeGpu) -> None:
     problem = Problem(72, 64, 64)
     compiled = compiler.compile_kernel(KernelSpec.of(problem), CONFIG.swapped(stages=3))
     gpu.unloadable.add(compiled.config)
-    (outcome,) = programs["survey_jobs"].confirm(0, problem, [compiled])
+    (outcome,) = survey_jobs.confirm(0, problem, [compiled])
     assert outcome.measurement.status is Status.LAUNCH_FAILED
     assert not outcome.poisoned
 
 
-def test_cublas_is_timed_on_operands_without_gaps(gpu: FakeGpu, programs: dict[str, Any]) -> None:
-    found = programs["survey_jobs"].baselines(0, Problem(24, 41, 64))
+def test_cublas_is_timed_on_operands_without_gaps(gpu: FakeGpu) -> None:
+    found = survey_jobs.baselines(0, Problem(24, 41, 64))
     assert found == {"cublas_us": pytest.approx(10.0), "contiguous_us": pytest.approx(30.0)}
 
 
-def test_rounds_are_fewer_where_launches_are_long(programs: dict[str, Any]) -> None:
-    jobs = programs["survey_jobs"]
-    assert jobs.effort(Problem(64, 64, 64), 12).rounds == 2 + jobs.MOST_ROUNDS
-    assert jobs.effort(Problem(16384, 16384, 16384), 12).rounds == 2 + jobs.LEAST_ROUNDS
+def test_rounds_are_fewer_where_launches_are_long() -> None:
+    assert survey_jobs.effort(Problem(64, 64, 64), 12).rounds == 2 + survey_jobs.MOST_ROUNDS
+    assert survey_jobs.effort(Problem(16384, 16384, 16384), 12).rounds == 2 + survey_jobs.LEAST_ROUNDS
 
 
 class FakeRunner:
@@ -226,15 +198,15 @@ class FakeRunner:
         return {"cublas_us": 10.0, "contiguous_us": 30.0}
 
 
-def start(survey: ModuleType, monkeypatch: pytest.MonkeyPatch, path: Path, runner: FakeRunner, *options: str) -> Any:
+def start(monkeypatch: pytest.MonkeyPatch, path: Path, runner: FakeRunner, *options: str) -> Any:
     monkeypatch.setattr(survey, "GpuRunner", lambda **_: runner)
     monkeypatch.setattr(provenance, "collect", lambda *_: {"source_digest": compiler.source_digest()})
     return CliRunner().invoke(survey.main, ["--shapes", "12", "-o", str(path), *options])
 
 
-def test_a_survey_is_a_line_a_shape(survey: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_survey_is_a_line_a_shape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "survey.jsonl"
-    result = start(survey, monkeypatch, path, FakeRunner())
+    result = start(monkeypatch, path, FakeRunner())
     assert result.exit_code == 0, result.output
     head, *lines = map(json.loads, path.read_text().splitlines())
     assert (head["schema"], head["fields"]) == (survey.SCHEMA, list(FIELD_NAMES))
@@ -247,41 +219,39 @@ def test_a_survey_is_a_line_a_shape(survey: ModuleType, monkeypatch: pytest.Monk
     assert gaps[0] == {"cublas_us": 10.0, "contiguous_us": 30.0}
 
 
-def test_a_survey_goes_on_where_it_ended(survey: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_survey_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "survey.jsonl"
-    assert start(survey, monkeypatch, path, FakeRunner()).exit_code == 0
+    assert start(monkeypatch, path, FakeRunner()).exit_code == 0
     whole = path.read_text().splitlines(keepends=True)
     path.write_text("".join(whole[:5]) + whole[5][:20])
     again = FakeRunner()
-    assert start(survey, monkeypatch, path, again).exit_code == 0
+    assert start(monkeypatch, path, again).exit_code == 0
     assert len(again.asked) == 8
     told = [{**json.loads(line), "seconds": 0} for line in path.read_text().splitlines()]
     assert told == [{**json.loads(line), "seconds": 0} for line in whole]
 
 
-def test_a_survey_ends_when_time_is_up(survey: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_survey_ends_when_time_is_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runner = FakeRunner()
-    result = start(survey, monkeypatch, tmp_path / "survey.jsonl", runner, "--seconds", "0")
+    result = start(monkeypatch, tmp_path / "survey.jsonl", runner, "--seconds", "0")
     assert result.exit_code == 0
     assert runner.asked == []
     assert "12 left" in result.output
 
 
-def test_a_shape_that_cannot_be_measured_ends_nothing(
-    survey: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_shape_that_cannot_be_measured_ends_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "survey.jsonl"
-    assert start(survey, monkeypatch, path, FakeRunner(fails=(1, 2, 4))).exit_code == 0
+    assert start(monkeypatch, path, FakeRunner(fails=(1, 2, 4))).exit_code == 0
     failed = [line.get("failed") for line in map(json.loads, path.read_text().splitlines()[1:])]
     assert failed == [None, "the GPU is gone", "the GPU is gone", None, "the GPU is gone", *[None] * 7]
     gone = FakeRunner(fails=(3, 4, 5))
-    result = start(survey, monkeypatch, tmp_path / "other.jsonl", gone)
+    result = start(monkeypatch, tmp_path / "other.jsonl", gone)
     assert result.exit_code == 1
     assert len(gone.asked) == 6
 
 
 @pytest.mark.parametrize("text", ["no json\n", "[]\n", '{"schema": "cupygemm.survey/1"}\n'])
-def test_a_file_that_is_no_survey_is_left_alone(survey: ModuleType, tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_survey_is_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "survey.jsonl"
     path.write_text(text)
     with pytest.raises(FileError, match="name another file"):
@@ -290,10 +260,10 @@ def test_a_file_that_is_no_survey_is_left_alone(survey: ModuleType, tmp_path: Pa
 
 
 def test_what_is_decided_is_measured(
-    gpu: FakeGpu, quick: None, unseen: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: FakeGpu, quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shapes = TUNED, Problem(24, 40, 64), Problem(24, 41, 64)
-    monkeypatch.setattr(unseen.shapes, "unseen", lambda: shapes)
+    tried = TUNED, Problem(24, 40, 64), Problem(24, 41, 64)
+    monkeypatch.setattr(shapes, "unseen", lambda: tried)
     monkeypatch.setattr(unseen, "compile_ahead", lambda kernels: None)
     monkeypatch.setattr(unseen, "is_usable", lambda device: True)
     monkeypatch.setattr(provenance, "collect", lambda *_: {})
@@ -309,16 +279,16 @@ def test_what_is_decided_is_measured(
     # Without gaps, as matmul gets them.
     assert rows[2]["cublas_us"] == pytest.approx(30.0)
     assert all(row["decision_us"] > 0 for row in rows)
-    assert document["seed"] == unseen.shapes.SEED
+    assert document["seed"] == shapes.SEED
     assert document["summary"]["share of own kernels"] == pytest.approx(1 / 3, abs=1e-3)
     assert document["summary"]["worst"] <= 1
     assert document["failures"] == []
 
 
 def test_a_shape_that_fails_is_told_and_the_others_go_on(
-    gpu: FakeGpu, unseen: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(unseen.shapes, "unseen", lambda: (Problem(32, 40, 64), Problem(24, 40, 64)))
+    monkeypatch.setattr(shapes, "unseen", lambda: (Problem(32, 40, 64), Problem(24, 40, 64)))
     monkeypatch.setattr(unseen, "compile_ahead", lambda kernels: None)
     monkeypatch.setattr(provenance, "collect", lambda *_: {})
     monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path))
@@ -338,9 +308,7 @@ def test_a_shape_that_fails_is_told_and_the_others_go_on(
     assert [row["m"] for row in document["rows"]] == [24]
 
 
-def test_copies_and_the_kernel_are_timed_with_what_cupy_does(
-    gpu: FakeGpu, unseen: ModuleType, programs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_and_the_kernel_are_timed_with_what_cupy_does(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(24, 41, 64)
     quick, gaps = gpu.kernel(product, 6.0), []
 
@@ -358,7 +326,7 @@ def test_copies_and_the_kernel_are_timed_with_what_cupy_does(
     assert not any(gaps)
 
 
-def test_decisions_are_timed_by_turns(unseen: ModuleType) -> None:
+def test_decisions_are_timed_by_turns() -> None:
     asked: list[Problem] = []
 
     class Counting(Dispatcher):
@@ -373,5 +341,5 @@ def test_decisions_are_timed_by_turns(unseen: ModuleType) -> None:
     assert all(us > 0 for _, us in found.values())
 
 
-def test_no_rows_make_a_summary_too(unseen: ModuleType) -> None:
+def test_no_rows_make_a_summary_too() -> None:
     assert unseen.summary([])["summary"]["geometric mean over cupy.matmul"] is None

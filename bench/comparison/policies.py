@@ -25,8 +25,10 @@ TRAININGS = 3
 TRAINED, IMITATING = TrainingOptions(), TrainingOptions(updates=0)
 """How policies are trained: as the one that ships, and one that only imitates."""
 LEARNT_WITH = (
-    *("estimate.py", "features.py", "policy.py", "ppo.py", "replay.py", "rewards.py", "traffic.py", "transfer.py"),
-    *("transfer_options.py", "transfer_training.py", "weights.py"),
+    "estimate.py",
+    *("search/features.py", "search/policy.py", "search/ppo.py", "search/replay.py", "search/rewards.py"),
+    *("search/traffic.py", "search/transfer.py", "search/transfer_options.py", "search/transfer_training.py"),
+    "search/weights.py",
 )
 """Sources that a trained policy depends on."""
 
@@ -108,5 +110,5 @@ def _sources() -> str:
     """A digest of `LEARNT_WITH`."""
     whole = hashlib.sha256()
     for name in LEARNT_WITH:
-        whole.update(files("cupygemm.search").joinpath(name).read_bytes())
+        whole.update(files("cupygemm").joinpath(name).read_bytes())
     return whole.hexdigest()

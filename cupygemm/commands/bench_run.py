@@ -18,7 +18,8 @@ from cupygemm.commands.view import View
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import CupygemmError, LaunchError
 from cupygemm.gpu_lock import holding_gpu
-from cupygemm.measure import Bench, is_usable
+from cupygemm.measure import Bench
+from cupygemm.measuring_stream import is_usable
 from cupygemm.problem import Problem
 from cupygemm.report import failure_line, read_file
 from cupygemm.results import RESULTS_SCHEMA, times_document, write_results

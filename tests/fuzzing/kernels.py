@@ -8,17 +8,14 @@ so that each config meets many specs. What is told at launch differs from proble
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
 
 from cupygemm import compiler
+from cupygemm.ahead import compile_ahead
 from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, Tool
-from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.epilogue import NONE
@@ -151,14 +148,14 @@ def _problems(family: Family) -> Iterator[Problem]:
         )
 
 
-def compile_ahead(workers: int | None = None) -> int:
-    """Compiles them into the cache, on all cores; how many there are."""
+def compile_all() -> int:
+    """Compiles them into the cache, on all cores; how many there are.
+
+    Raises:
+        CompileError: of one, once the others are there: calls of it would be left to cuBLAS, and not be looked at.
+    """
     wanted = pairs()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool:
-        list(pool.map(_compile, wanted, chunksize=4))
+    failed = compile_ahead(wanted)
+    if failed:
+        raise next(iter(failed.values()))
     return len(wanted)
-
-
-def _compile(pair: tuple[KernelSpec, KernelConfig]) -> None:
-    compile_kernel(*pair)

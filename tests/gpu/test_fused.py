@@ -88,12 +88,14 @@ def test_a_bias_of_any_shape(shape: tuple[int, ...]) -> None:
     assert float(cupy.linalg.norm((result - wanted).ravel()) / cupy.linalg.norm(wanted.ravel())) < 6e-4
 
 
-def test_float64_is_left_in_float64() -> None:
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_float64_is_left_in_float64(activation: str) -> None:
     cupy = driver.cupy()
     rng = cupy.random.default_rng(2)
     a, b, bias = (rng.standard_normal(each) for each in ((40, 64), (64, 72), (72,)))
-    result = cupygemm.matmul(a, b, bias=bias, alpha=1 / 3, activation="relu")
-    assert bool(cupy.allclose(result, cupy.maximum(a @ b / 3 + bias, 0), rtol=1e-13, atol=1e-13))
+    result = cupygemm.matmul(a, b, bias=bias, alpha=1 / 3, activation=activation)
+    wanted = verify.activated(activation, a @ b / 3 + bias, None)
+    assert bool(cupy.allclose(result, wanted, rtol=1e-13, atol=1e-13))
 
 
 def test_an_epilogue_is_captured_and_replayed() -> None:

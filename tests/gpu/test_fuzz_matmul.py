@@ -18,7 +18,7 @@ CASES = 400
 
 @pytest.fixture(scope="module")
 def compiled() -> int:
-    return kernels.compile_ahead()
+    return kernels.compile_all()
 
 
 @pytest.mark.usefixtures("compiled")

@@ -15,11 +15,11 @@ from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import ConfigError, LaunchError
 from cupygemm.kernel_plan import LoadedKernel
-from cupygemm.measure import HEAT, THOROUGH
 from cupygemm.measurement import Status
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS
 from cupygemm.search.gpu_runner import GpuRunner
+from cupygemm.timing import HEAT, THOROUGH
 from tests.gpu.protocol import LARGE
 
 pytestmark = pytest.mark.gpu

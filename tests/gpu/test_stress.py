@@ -131,7 +131,7 @@ def test_real_values_come_out_bitwise_the_same(works: list[Work]) -> None:
 
     def task(index: int) -> int:
         different = cupy.zeros((), cupy.int64)
-        for step in range(100):
+        for step in range(1000):
             chosen = (index + step) % THREADS
             result = cupygemm.matmul(*operands[chosen])
             different += (result.view(cupy.uint16) != serial[chosen].view(cupy.uint16)).sum()
@@ -273,3 +273,15 @@ def test_the_legacy_stream_is_not_waited_for(works: list[Work]) -> None:
         stream.synchronize()
         assert not busy.done
         assert sum(int(each.differs(result)) for each, result in zip(calls, results, strict=True)) == 0
+
+
+def test_a_thread_that_has_not_used_cuda() -> None:
+    a, b = draw((64, 72), "float16", 0), draw((72, 80), "float16", 1)
+    out = driver.cupy().empty((64, 80), "float16")
+    wanted = cupygemm.matmul(a, b)
+    cupygemm.matmul(a, b, out=out)
+    out.fill(0)
+    thread = threading.Thread(target=lambda: cupygemm.matmul(a, b, out=out))
+    thread.start()
+    thread.join()
+    assert bool((out == wanted).all())

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
+from bench import timeline
 from cupygemm import compiler, kernel_source
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.problem import Problem
 
 pytestmark = pytest.mark.nvrtc
 
-PROGRAM = Path(__file__).parent.parent.parent / "bench" / "timeline.py"
 SPEC = KernelSpec.of(Problem(2048, 2048, 4096))
 DIVIDED = KernelConfig(128, 256, 64, 4, 2, False, 1, 1, True, 4, 40, 0, 2)
 TURNS = DIVIDED.swapped(block_n=128, stages=6, wait_depth=1, ping_pong=True, cluster_m=2)
@@ -23,19 +18,8 @@ TURNS = DIVIDED.swapped(block_n=128, stages=6, wait_depth=1, ping_pong=True, clu
 SHARED = DIVIDED.swapped(block_n=128, cluster_k=4)
 
 
-@pytest.fixture(scope="module")
-def timeline() -> ModuleType:
-    described = importlib.util.spec_from_file_location("timeline", PROGRAM)
-    assert described is not None
-    assert described.loader is not None
-    module = importlib.util.module_from_spec(described)
-    sys.modules["timeline"] = module
-    described.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("config", [DIVIDED, TURNS, SHARED], ids=["rows divided", "by turns", "K divided"])
-def test_every_variant_compiles_as_asked(timeline: ModuleType, config: KernelConfig) -> None:
+def test_every_variant_compiles_as_asked(config: KernelConfig) -> None:
     for variant in timeline.VARIANTS:
         headers = timeline.instrumented(SPEC, config, variant)
         made = compiler.compile_program(kernel_source.name_expression(SPEC, config), headers)

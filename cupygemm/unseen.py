@@ -14,7 +14,7 @@ from cupygemm.problem import Problem
 log = logging.getLogger(__name__)
 
 
-class Foresight:
+class UnseenShapes:
     """The shipped forecast, unless CUPYGEMM_UNSEEN is "off" or the file is damaged, which is logged once."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Hardware counters of an own kernel and of cuBLAS's on one problem, read by Nsight Compute.
 
-    python bench/profile.py 2048x2048x4096 --bundle tuned.yaml -o bench/results/profile.json
+    python -m bench.profiling 2048x2048x4096 --bundle tuned.yaml -o bench/results/profile.json
 
 The program runs itself under `ncu`; what that says is where the cycles go, and nothing about times.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from bench.command import command_line
 from cupygemm import driver, provenance, verify
 from cupygemm.bundle import Bundle
 from cupygemm.counters import number, read_counters
@@ -53,13 +54,15 @@ def main(shape: str, dtype: str, bundle_path: Path, output: Path | None, child: 
     if child:
         _launch_both(problem, bundle_path)
         return
-    rows = read_counters([sys.executable, *sys.argv, "--child"], list(METRICS), "gemm_|nvjet|sm90")
+    rows = read_counters(
+        [sys.executable, "-m", "bench.profiling", *sys.argv[1:], "--child"], list(METRICS), "gemm_|nvjet|sm90"
+    )
     own, cublas = _kernel_named(rows, "gemm_"), _kernel_named(rows, "nvjet", "gemm", "sm90")
     compulsory = problem.compulsory_bytes
     summary = {"problem": str(problem), "compulsory_bytes": compulsory, "own": own, "cublas": cublas}
     click.echo("\n".join(f"{name:22} {own.get(name)!s:>24} {cublas.get(name)!s:>24}" for name in own))
     if output is not None:
-        command = "python bench/profile.py " + " ".join(sys.argv[1:])
+        command = command_line("bench.profiling")
         write_report(output, "profile", command, provenance.collect(0, command), summary)
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import foresight
+from cupygemm import unseen
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, CaptureError
 from cupygemm.forecast import LEAST, MARGIN, Forecast, Prediction
-from cupygemm.foresight import Foresight
 from cupygemm.in_force import shipped_bundle
 from cupygemm.problem import Problem
+from cupygemm.unseen import UnseenShapes
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right, stored
 
@@ -38,11 +38,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 def expecting(monkeypatch: pytest.MonkeyPatch, prediction: Prediction | None) -> list[Problem]:
     asked: list[Problem] = []
 
-    def predict(self: Foresight, problem: Problem, device: Any) -> Prediction | None:
+    def predict(self: UnseenShapes, problem: Problem, device: Any) -> Prediction | None:
         asked.append(problem)
         return prediction
 
-    monkeypatch.setattr(Foresight, "predict", predict)
+    monkeypatch.setattr(UnseenShapes, "predict", predict)
     return asked
 
 
@@ -126,29 +126,29 @@ def test_a_damaged_file_is_said_once(
     def broken() -> None:
         raise BundleError("h200_forecast.npz: no forecast")
 
-    monkeypatch.setattr(foresight, "shipped_forecast", broken)
+    monkeypatch.setattr(unseen, "shipped_forecast", broken)
     dispatcher = Dispatcher()
     with caplog.at_level(logging.WARNING, "cupygemm"):
         for size in (56, 72):
             assert dispatcher.choose_on(Problem(size, 72, 64), H200).kernel == "cublas"
-    assert [record.name for record in caplog.records] == ["cupygemm.foresight"]
+    assert [record.name for record in caplog.records] == ["cupygemm.unseen"]
     assert "left to cuBLAS: h200_forecast.npz: no forecast" in caplog.text
 
 
 def test_another_hopper_gpu_is_remarked_upon(caplog: pytest.LogCaptureFixture) -> None:
     other = replace(H200, name="NVIDIA H100 PCIe", sm_count=114)
     dispatcher = Dispatcher()
-    with caplog.at_level(logging.WARNING, "cupygemm.foresight"):
+    with caplog.at_level(logging.WARNING, "cupygemm.unseen"):
         reasons = [dispatcher.choose_on(Problem(size, 2048, 136), other).reason for size in (2048, 2056)]
     assert all("surveyed on NVIDIA H200 (132 SMs), not on NVIDIA H100 PCIe" in reason for reason in reasons)
     assert len(caplog.records) == 1
 
 
 def test_stacks_and_epilogues_are_not_predicted() -> None:
-    foreseeing = Foresight()
-    assert foreseeing.predict(Problem(512, 512, 512), H200) is not None
-    assert foreseeing.predict(Problem(512, 512, 512, 4), H200) is None
-    assert foreseeing.predict(Problem(512, 512, 512, epilogue="bias_n"), H200) is None
+    shapes = UnseenShapes()
+    assert shapes.predict(Problem(512, 512, 512), H200) is not None
+    assert shapes.predict(Problem(512, 512, 512, 4), H200) is None
+    assert shapes.predict(Problem(512, 512, 512, epilogue="bias_n"), H200) is None
 
 
 def test_a_decision_takes_little_time_and_is_made_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +176,8 @@ def test_the_same_question_again_is_not_worked_out_again(monkeypatch: pytest.Mon
         return predict(self, problem, device)
 
     monkeypatch.setattr(Forecast, "predict", counting)
-    foreseeing, problems = Foresight(), [Problem(72, 72, 64), Problem(80, 72, 64)]
-    found = [foreseeing.predict(problem, H200) for problem in problems for _ in range(2)]
+    shapes, problems = UnseenShapes(), [Problem(72, 72, 64), Problem(80, 72, 64)]
+    found = [shapes.predict(problem, H200) for problem in problems for _ in range(2)]
     assert asked == problems
     assert found[0] is found[1]
     assert found[0] != found[2]

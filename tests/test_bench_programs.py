@@ -1,0 +1,49 @@
+"""The programs of bench/: each says how it is run, and writes into its results how it was."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.command import command_line
+
+BENCH = Path(__file__).parent.parent / "bench"
+SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in BENCH.glob("*.py")}
+PROGRAMS = sorted(name for name, text in SOURCES.items() if '__name__ == "__main__"' in text)
+
+
+def test_there_are_programs() -> None:
+    assert {"compare", "host", "ladder", "ship", "unseen"} <= set(PROGRAMS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_says_how_it_is_run(name: str) -> None:
+    assert re.search(rf"^    python -m bench\.{name}\b", SOURCES[name], re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name, text in SOURCES.items() if name != "command"])
+def test_programs_name_themselves(name: str) -> None:
+    text = SOURCES[name]
+    named = re.findall(r'command_line\("(.*?)"\)', text) + re.findall(r'"-m", "(bench.*?)"', text)
+    assert set(named) <= {f"bench.{name}"}
+    assert "sys.argv)" not in text
+    assert "__file__, " not in text
+
+
+def test_no_name_is_one_of_the_standard_library() -> None:
+    # A program that is run by its path would have it found first.
+    assert not SOURCES.keys() & (sys.stdlib_module_names | {"numpy", "cupy", "click", "jax", "optuna"})
+
+
+def test_a_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/some/where/bench/host.py", "-o", "a file.json"])
+    assert command_line("bench.host") == "python -m bench.host -o 'a file.json'"
+
+
+def test_all_of_them_are_run_by_their_module() -> None:
+    script = (BENCH / "run_all.sh").read_text(encoding="utf-8")
+    assert re.findall(r'"\$python" (?!-m )\S+', script) == []
+    assert set(re.findall(r"-m bench\.(\w+)", script)) <= set(PROGRAMS)

@@ -1,0 +1,45 @@
+"""Configs to begin with for a problem that was never measured: legal, of many tiles, the most promising first."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupygemm.config import KernelSpec
+from cupygemm.device import H200
+from cupygemm.estimate import estimated_us
+from cupygemm.legality import illegal_reason
+from cupygemm.problem import Problem
+from cupygemm.search.guesses import guesses
+from cupygemm.search.space import SearchSpace
+
+SHAPES = ((64, 64, 4096), (1, 4096, 4096), (512, 512, 512), (3000, 5000, 1000), (16384, 64, 16384), (8192, 16384, 256))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_guesses_are_legal_different_and_of_many_tiles(shape: tuple[int, int, int]) -> None:
+    problem = Problem(*shape)
+    found = guesses(problem, H200, 40)
+    assert len(set(found)) == len(found) == 40
+    assert all(illegal_reason(config, KernelSpec.of(problem), H200) is None for config in found)
+    assert len({(config.block_m, config.block_n) for config in found}) >= 8
+    assert found[:5] == guesses(problem, H200, 5)
+    times = estimated_us(problem, found, H200)
+    assert times[0] == min(times)
+    space = SearchSpace.for_problem(problem, H200)
+    assert all(space.is_legal(config) for config in found)
+
+
+def test_rows_that_tma_cannot_store_are_stored_from_registers() -> None:
+    assert {config.store_stages for config in guesses(Problem(512, 513, 512), H200, 20)} == {0}
+
+
+def test_k_is_divided_where_there_are_few_tiles_alone() -> None:
+    assert guesses(Problem(64, 64, 4096), H200, 1)[0].cluster_k == 8
+    assert guesses(Problem(4096, 4096, 4096), H200, 1)[0].cluster_k == 1
+
+
+def test_what_is_read_once_leaves_the_l2_first() -> None:
+    skinny = guesses(Problem(16, 4096, 4096), H200, 1)[0]
+    assert (skinny.keep_a, skinny.keep_b) == (0, -1)
+    assert guesses(Problem(16384, 64, 16384), H200, 1)[0].keep_a == -1
+    assert guesses(Problem(16384, 16384, 64), H200, 1)[0].keep_out == -1

@@ -34,7 +34,7 @@ NVRTCS := .venv-nvrtc-12.9/ready .venv-nvrtc-12.4/ready
 
 demo: .venv-demo/ready
 	@mkdir -p $(dir $(DEMO))
-	.venv-demo/bin/cupygemm tune $(SHAPE) --dtype float16 --strategy cma --budget 100 --seed 0 --device auto -o $(DEMO)
+	.venv-demo/bin/cupygemm tune $(SHAPE) --dtype float16 --budget 100 --seed 0 --device auto -o $(DEMO)
 	.venv-demo/bin/cupygemm bundle show $(DEMO)
 
 # What is missing would skip tests that need it: here it is an error.

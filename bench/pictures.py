@@ -34,8 +34,13 @@ OURS = {
 }
 """Colours by a strategy's name, without "+"."""
 OTHERS = {"kernel_tuner": "Kernel Tuner's, each", "optuna": "Optuna's tpe"}
-WAYS = {"nearest": (GREY, "s", GREY), "estimate": (ORANGE, "D", "white"), "policy": (BLUE, "o", BLUE)}
-"""Of transfer.json: colour, marker and its face; the last is drawn over the others."""
+WAYS = {
+    "nearest": (GREY, "s", GREY),
+    "nvMatmulHeuristics": (GREEN, "^", GREEN),
+    "estimate": (ORANGE, "D", "white"),
+    "policy": (BLUE, "o", BLUE),
+}
+"""Of transfer.json, as far as it has them: colour, marker and its face; the last is drawn over the others."""
 LEAST_FRACTION = 0.4
 CAPTION = f"fraction of the optimum's speed, at the left edge {LEAST_FRACTION} or less; vertical lines: medians"
 
@@ -77,10 +82,11 @@ def curves_of(document: Mapping[str, Any]) -> dict[str, Any]:
 def suggestions_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """What is drawn of a transfer: for each problem what the first suggestions reach."""
     rows = sorted(document["rows"], key=lambda row: (row["family"], row["problem"]))
+    ways = [way for way in WAYS if all(way in row["suggestions"] for row in rows)]
     return {
         "first": document["first"],
         "rows": [
-            {"problem": row["problem"].split()[0], **{way: row["suggestions"][way] for way in WAYS}} for row in rows
+            {"problem": row["problem"].split()[0], **{way: row["suggestions"][way] for way in ways}} for row in rows
         ],
     }
 
@@ -111,11 +117,13 @@ def draw_suggestions(suggestions: Mapping[str, Any], path: Path) -> None:
         ConfigError: a suffix that is no picture's, or matplotlib is missing.
     """
     rows, firsts = suggestions["rows"], suggestions["first"]
+    ways = [way for way in WAYS if way in rows[0]]
 
     def fill(figure: Any) -> None:
         panels = figure.subplots(1, len(firsts), sharey=True)
         for at, (axes, first) in enumerate(zip(panels, firsts, strict=True)):
-            for way, (colour, marker, face) in WAYS.items():
+            for way in ways:
+                colour, marker, face = WAYS[way]
                 found = [max(row[way][at], LEAST_FRACTION) for row in rows]
                 style = {"color": colour, "markerfacecolor": face, "linestyle": "none", "markersize": 4.5}
                 axes.plot(found, range(len(rows)), marker, label=way, clip_on=False, **style)
@@ -126,7 +134,7 @@ def draw_suggestions(suggestions: Mapping[str, Any], path: Path) -> None:
             axes.set_ylim(len(rows) - 0.5, -0.5)
             drawing.plain(axes, "both")
         figure.supxlabel(CAPTION, fontsize=9)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(WAYS), fontsize=9)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(ways), fontsize=9)
 
     drawing.draw(path, (9.0, 4.4), suggestions, fill)
 

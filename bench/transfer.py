@@ -4,7 +4,8 @@
 
 One family of problems at a time is left out whole, a policy is trained on the others, and its suggestions for what was
 left out are looked up in the tables: beside those of a policy that only imitates, of the estimate, of both by turns,
-and the best configs of the nearest problems of other families. Then strategies search from the policy's suggestions.
+the best configs of the nearest problems of other families, and what NVIDIA's heuristics name, where their package is
+installed (bench/heuristics.py). Then strategies search from the policy's suggestions.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from rich.progress import track
 
 from bench.command import command_line
+from bench.heuristics import GPUS, Heuristics, Suggestion, nearest, unavailable, version
 from cupygemm import provenance
 from cupygemm.config import KernelConfig
 from cupygemm.estimate import estimated_us
@@ -44,6 +46,8 @@ FIRST = (1, 8, 32)
 BUDGETS = (50, 150)
 STRATEGIES = ("local", "cma", "hybrid")
 """Searched with, all from the policy's suggestions."""
+RIVAL, RIVAL_AT_BEST = "nvMatmulHeuristics", "nvMatmulHeuristics at best"
+"""What NVIDIA's heuristics leave open is taken by the least estimate, and by the least time that was recorded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,20 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     recorded, started = recorded_tables(options.tables), time.monotonic()
     tables = [Table.read(each.path) for each in recorded]
+    absent = unavailable(table.device for table in tables)
+    named = [None if absent else Heuristics(table.device).suggestions(table.problem) for table in tables]
     rows: list[dict[str, Any]] = []
     for name in track(sorted({family(table.problem) for table in tables}), "families"):
         others = [table for table in tables if family(table.problem) != name]
         imitating = train(others, TrainingOptions(updates=0), options.seed)
         policy = train(others, None, options.seed)
-        nearest = [each for each in recorded if family(each.problem) != name]
-        held = [table for table in tables if family(table.problem) == name]
-        rows += [_row(table, policy, imitating, nearest, options.seeds) for table in held]
+        known = [each for each in recorded if family(each.problem) != name]
+        held = [each for each in zip(tables, named, strict=True) if family(each[0].problem) == name]
+        rows += [_row(table, policy, imitating, known, suggested, options.seeds) for table, suggested in held]
     command = command_line("bench.transfer")
     document = {
         "schema": TRANSFER_SCHEMA,
         "name": options.output.stem,
         "command": command,
         "provenance": provenance.collect(None, command, options.commit),
+        RIVAL: {"absent": absent} if absent else _rival(tables),
         "seed": options.seed,
         "seeds": options.seeds,
         "first": list(FIRST),
@@ -86,23 +93,39 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _rival(tables: Sequence[Table]) -> dict[str, Any]:
+    """What was asked."""
+    return {"version": version(), "gpus": sorted({GPUS[table.device.name] for table in tables})}
+
+
 def _row(
-    table: Table, policy: PolicyWeights, imitating: PolicyWeights, nearest: Sequence[Recorded], seeds: int
+    table: Table,
+    policy: PolicyWeights,
+    imitating: PolicyWeights,
+    known: Sequence[Recorded],
+    named: list[Suggestion] | None,
+    seeds: int,
 ) -> dict[str, Any]:
     most = max(FIRST)
     guide = Guide(policy, table.problem, table.device, table.space)
-    suggested, estimated = guide.ranked(most), _by_estimate(table)[:most]
+    suggested, ranked = guide.ranked(most), _by_estimate(table)
+    estimated = ranked[:most]
     by_turns = dict.fromkeys(itertools.chain.from_iterable(zip(suggested, estimated, strict=True)))
     orders = {
         "policy": suggested,
         "imitation alone": Guide(imitating, table.problem, table.device, table.space).ranked(most),
         "estimate": estimated,
         "policy and estimate by turns": list(by_turns),
-        "nearest": best_of_nearest(table.problem, nearest),
+        "nearest": best_of_nearest(table.problem, known),
     }
+    if named is not None:
+        place = {config: index for index, config in enumerate(ranked)}
+        orders[RIVAL] = nearest(named, table.rows, place.__getitem__)
+        orders[RIVAL_AT_BEST] = nearest(named, table.rows, lambda config: (table.times_us[config] or inf, config))
     return {
         "problem": str(table.problem),
         "family": family(table.problem),
+        "named": None if named is None else len(named),
         "suggestions": {name: _found(table, order) for name, order in orders.items()},
         "strategies": {name: _searched(table, name, guide, seeds) for name in STRATEGIES},
     }

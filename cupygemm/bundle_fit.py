@@ -1,4 +1,4 @@
-"""Whether the bundles that are in force from the start suit this machine: what `cupygemm doctor` says of them."""
+"""Whether the bundles and the forecast that are in force from the start suit this machine: for `cupygemm doctor`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from cupygemm import compiler, driver, settings
 from cupygemm.bundle import Bundle, gpu_words
 from cupygemm.bundle_check import findings
 from cupygemm.checks import Check, State
-from cupygemm.errors import BundleError
+from cupygemm.errors import BundleError, SettingError
+from cupygemm.forecast import shipped_forecast
 from cupygemm.in_force import shipped_bundle
 from cupygemm.text import count, one_line
 
@@ -22,6 +23,31 @@ def check_bundles() -> Iterator[Check]:
     else:
         found = f"turned off: CUPYGEMM_BUNDLE is {settings.NO_BUNDLE}"
         yield Check(name, State.ABSENT, found, "unset CUPYGEMM_BUNDLE to have it")
+
+
+def check_forecast() -> Iterator[Check]:
+    """What shapes that no bundle has are decided by."""
+    name = "forecast"
+    try:
+        asked = settings.unseen_in_force() and settings.shipped_in_force()
+    except SettingError as error:
+        yield Check(name, State.PROBLEM, one_line(error), "set CUPYGEMM_UNSEEN to off, or unset it")
+        return
+    if not asked:
+        yield Check(name, State.OK, "turned off")
+        return
+    try:
+        forecast = shipped_forecast()
+    except BundleError as error:
+        yield Check(name, State.PROBLEM, one_line(error), "install cupygemm anew; until then cuBLAS runs such shapes")
+        return
+    specs = [driver.device_spec(index) for index in driver.hopper_devices()]
+    elsewhere = list(dict.fromkeys(remark for spec in specs if (remark := forecast.elsewhere(spec)) is not None))
+    outdated = forecast.outdated(compiler.source_digest())
+    found = ", ".join(["asked for shapes that no bundle has", *elsewhere, *([outdated] if outdated else [])])
+    remedy = "cupygemm tune measures a shape that matters" if elsewhere or outdated else ""
+    # Other sources are nothing that its user could mend, as with the shipped bundle.
+    yield Check(name, State.WARNING if elsewhere else State.OK, found, remedy)
 
 
 def _check_named() -> Iterator[Check]:

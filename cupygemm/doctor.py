@@ -18,7 +18,7 @@ from pathlib import Path
 from cupygemm import __version__, compiler, driver, kernel_source, settings, telemetry
 from cupygemm.atomic import check_writable
 from cupygemm.bundle import gpu_words
-from cupygemm.bundle_fit import check_bundles
+from cupygemm.bundle_fit import check_bundles, check_forecast
 from cupygemm.checks import Check, State
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CompileError, SettingError
@@ -72,6 +72,7 @@ def examine(search_packages: Sequence[str]) -> list[Check]:
         ("data folder", lambda: _check_folder("data folder", settings.data_dir(), "CUPYGEMM_DATA_DIR")),
         ("variables", _check_variables),
         ("bundle", check_bundles),
+        ("forecast", check_forecast),
         ("search", lambda: _check_search(search_packages)),
         ("tools", _check_tools),
     )
@@ -255,19 +256,13 @@ def _check_folder(name: str, folder: Path, variable: str) -> Iterator[Check]:
 
 
 def _check_variables() -> Iterator[Check]:
-    """Those whose values are words; folders and bundles have checks of their own."""
+    """What no other check looks at: folders, bundles and the forecast have their own."""
     try:
         waits = not settings.compiles_in_background()
     except SettingError as error:
         yield Check("first calls", State.PROBLEM, one_line(error), "set CUPYGEMM_COMPILE to one of these, or unset it")
         return
     yield Check("first calls", State.OK, "wait for their kernels" if waits else "run cuBLAS while kernels are compiled")
-    try:
-        asked = settings.unseen_in_force() and settings.shipped_in_force()
-    except SettingError as error:
-        yield Check("forecast", State.PROBLEM, one_line(error), "set CUPYGEMM_UNSEEN to off, or unset it")
-        return
-    yield Check("forecast", State.OK, "asked for shapes that no bundle has" if asked else "turned off")
 
 
 def _check_search(packages: Sequence[str]) -> Iterator[Check]:

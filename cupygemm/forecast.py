@@ -78,7 +78,7 @@ class Forecast:
         device: on which it was surveyed.
         own, ratio, cublas: logarithms: of a kernel's time over its estimate, of cuBLAS's time over the kernel's, of
             cuBLAS's time over the least estimate.
-        provenance: where it comes from.
+        provenance: where it comes from; that of the survey is under "survey".
     """
 
     kernels: tuple[KernelConfig, ...]
@@ -100,6 +100,16 @@ class Forecast:
         known = self.device
         same = (known.name, known.sm_count) == (device.name, device.sm_count)
         return None if same else f"surveyed on {known.name} ({known.sm_count} SMs), not on {device.name}"
+
+    def outdated(self, source_digest: str) -> str | None:
+        """A remark where the survey was of other kernel sources than these, or does not say of which."""
+        survey = self.provenance.get("survey")
+        theirs = survey.get("source_digest") if isinstance(survey, dict) else None
+        if theirs == source_digest:
+            return None
+        if not isinstance(theirs, str):
+            return "surveyed with kernel sources that it does not name"
+        return f"surveyed with other kernel sources ({theirs[:16]}, now {source_digest[:16]}): times may be others now"
 
     def predict(self, problem: Problem, device: DeviceSpec) -> Prediction | None:
         """What is expected of a problem; None where no kernel is legal for it or it is of no kind that was surveyed.

@@ -14,6 +14,7 @@ from pathlib import Path
 from cupygemm import settings
 from cupygemm.bundle import Bundle, Entry
 from cupygemm.device import DeviceSpec
+from cupygemm.errors import BundleError
 from cupygemm.problem import Problem
 
 SHIPPED = "the shipped bundle"
@@ -111,7 +112,7 @@ class InForce:
         if self._sources is None:
             path = settings.bundle_path()
             self._ships = settings.shipped_in_force()
-            self._sources = [] if path is None else [Source(str(path), Bundle.load(Path(path)))]
+            self._sources = [] if path is None else [Source(str(path), _named_bundle(path))]
         return self._sources
 
     def _shipped(self) -> Iterator[Source]:
@@ -119,3 +120,11 @@ class InForce:
             if self._shipped_one is None:
                 self._shipped_one = Source(SHIPPED, shipped_bundle(), ships=True)
             yield self._shipped_one
+
+
+def _named_bundle(path: Path) -> Bundle:
+    """The bundle that the environment names."""
+    try:
+        return Bundle.load(path)
+    except BundleError as error:
+        raise BundleError(f"{error} (CUPYGEMM_BUNDLE names it: name another bundle, or unset it)") from error

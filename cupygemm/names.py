@@ -17,6 +17,15 @@ LEARNING = ("ppo", "hybrid")
 """Strategies that maximise a reward; the others look at times alone."""
 SEARCH_PACKAGES = ("cmaes", "flax", "jax", "optax", "pebble")
 """What the extra `search` installs."""
+GUIDED, UNGUIDED, PLAINEST = "hybrid", "cma", "local"
+"""What searches where none is named: with a policy that has not learnt from the problem, without one, and where what
+the first or the second needs is not installed."""
+NEEDED = {
+    "cma": ("cmaes",),
+    "ppo": ("flax", "jax", "optax"),
+    "hybrid": ("cmaes", "flax", "jax", "optax"),
+}
+"""What strategies import of these packages; those without a line import none."""
 
 L2_TERMS = ("bytes", "hit_rate")
 """What the L2 term of a reward is: compulsory over actual bytes of device memory, which is the default, or the share

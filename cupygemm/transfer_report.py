@@ -24,11 +24,24 @@ def parts(document: Mapping[str, Any]) -> list[str]:
     return [
         "Fraction of the optimum's speed, median and mean over the problems:",
         table(["suggested by", *heads], means),
+        *_rival(document),
         "Each problem, held out with its family:",
         table(["problem", "family", *names], each),
         "Searches that start from the policy's suggestions, mean over problems and seeds:",
         _searches(document),
     ]
+
+
+def _rival(document: Mapping[str, Any]) -> list[str]:
+    """What was asked of NVIDIA's heuristics, or why they are missing; nothing of files that tell nothing of them."""
+    rival = document.get("nvMatmulHeuristics")
+    if rival is None:
+        return []
+    if "absent" in rival:
+        return [f"nvMatmulHeuristics is left out: {rival['absent']}."]
+    named = [row["named"] for row in document["rows"]]
+    asked = f"nvMatmulHeuristics {rival['version']}, asked for {', '.join(rival['gpus'])}"
+    return [f"{asked}, named {min(named)} to {max(named)} different configs a problem."]
 
 
 def _middle(fractions: Sequence[float]) -> str:

@@ -9,6 +9,7 @@ from cupygemm import settings
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import BundleError
 from cupygemm.forecast import Forecast, Prediction, shipped_forecast
+from cupygemm.kernel_source import source_digest
 from cupygemm.problem import Problem
 
 log = logging.getLogger(__name__)
@@ -30,19 +31,24 @@ class UnseenShapes:
         forecast = self._forecast()
         if forecast is None or not forecast.covers(problem, device):
             return None
-        remark = forecast.elsewhere(device)
-        if remark is not None:
-            self._log_once(f"what is expected of shapes that no bundle has was {remark}")
+        # That the survey is of other sources is nothing that a user could mend.
+        for remark, level in self._remarks(forecast, device):
+            self._log_once(f"what is expected of shapes that no bundle has was {remark}", level)
         last = self._last
         if last is None or last[:2] != (problem, device):
             last = self._last = problem, device, forecast.predict(problem, device)
         return last[2]
 
-    def remark(self, device: DeviceSpec) -> str:
-        """What to add to a reason where another GPU was surveyed."""
+    def remarks(self, device: DeviceSpec) -> str:
+        """What to add to a reason where another GPU was surveyed, or other kernel sources."""
         forecast = self._forecast()
-        elsewhere = None if forecast is None else forecast.elsewhere(device)
-        return "" if elsewhere is None else f", {elsewhere}"
+        return "" if forecast is None else "".join(f", {remark}" for remark, _ in self._remarks(forecast, device))
+
+    @staticmethod
+    def _remarks(forecast: Forecast, device: DeviceSpec) -> list[tuple[str, int]]:
+        """Each with the level at which it is logged."""
+        found = (forecast.elsewhere(device), logging.WARNING), (forecast.outdated(source_digest()), logging.DEBUG)
+        return [(remark, level) for remark, level in found if remark is not None]
 
     def _forecast(self) -> Forecast | None:
         if self._is_damaged or not settings.unseen_in_force():
@@ -51,11 +57,11 @@ class UnseenShapes:
             return shipped_forecast()
         except BundleError as error:
             self._is_damaged = True
-            self._log_once(f"shapes that no bundle has are left to cuBLAS: {error}")
+            self._log_once(f"shapes that no bundle has are left to cuBLAS: {error}", logging.WARNING)
             return None
 
-    def _log_once(self, text: str) -> None:
+    def _log_once(self, text: str, level: int) -> None:
         with self._lock:
             if text not in self._logged:
                 self._logged.add(text)
-                log.warning("%s", text)
+                log.log(level, "%s", text)

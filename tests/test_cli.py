@@ -141,7 +141,10 @@ def test_wrong_usage_is_status_2(run, problem, args, what):
 @pytest.mark.parametrize(
     ("args", "what"),
     [
-        (["--l2-weight", "0.1"], "--l2-weight: cma learns from no reward; ppo and hybrid do"),
+        (
+            ["--strategy", "cma", "--l2-weight", "0.1"],
+            "--l2-weight: cma learns from no reward; ppo and hybrid do",
+        ),
         (["--strategy", "random", "--spill-weight", "0.05"], "--spill-weight"),
         (["--strategy", "exhaustive", "--l2-term", "bytes", "--l2-weight", "0"], "--l2-weight, --l2-term"),
         (["--strategy", "random", "--cold"], "--cold"),

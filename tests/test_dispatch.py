@@ -109,11 +109,15 @@ def test_a_bundle_that_cannot_be_read_is_an_error(
     with pytest.raises(BundleError, match=r"tuned\.yaml: No such file"):
         cupygemm.use(path)
     assert cupygemm.explain(a, b).kernel == "cublas"
+    monkeypatch.setattr(api, "_dispatcher", Dispatcher())
+    monkeypatch.setenv("CUPYGEMM_BUNDLE", str(path))
+    with pytest.raises(BundleError, match=r"tuned\.yaml: No such file .*\(CUPYGEMM_BUNDLE names it: name another"):
+        cupygemm.matmul(a, b)
     path.write_text("schema: none\n")
     monkeypatch.setattr(api, "_dispatcher", Dispatcher())
     monkeypatch.setenv("CUPYGEMM_BUNDLE", str(path))
     for call in (cupygemm.explain, cupygemm.matmul, cupygemm.explain):
-        with pytest.raises(BundleError, match=r"tuned\.yaml: schema is 'none'"):
+        with pytest.raises(BundleError, match=r"tuned\.yaml: schema is 'none'.*CUPYGEMM_BUNDLE"):
             call(a, b)
     # What no bundle could have a config for does not ask for one.
     assert cupygemm.explain(a.astype(np.float32), b.astype(np.float32)).kernel == "cublas"

@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from cupygemm import bundle_fit, cli, compiler, doctor, driver, settings, telemetry
 from cupygemm.checks import Check, State
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.errors import CompileError, LaunchError
+from cupygemm.errors import BundleError, CompileError, LaunchError
+from cupygemm.forecast import shipped_forecast
 from cupygemm.telemetry import Condition
 from tests.fake_products import PROBLEM, bundle_of
 
@@ -246,6 +247,34 @@ def test_the_shipped_bundle_is_told_and_its_old_times_are_no_fault(
     monkeypatch.setenv("CUPYGEMM_BUNDLE", "none")
     check = examine(Machine())["shipped bundle"]
     assert (check.state, check.found) == (State.ABSENT, "turned off: CUPYGEMM_BUNDLE is none")
+
+
+def test_the_forecast_is_held_against_the_machine(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> tuple[str, str, str]:
+        found = examine(Machine())["forecast"]
+        return found.state.value, found.found, found.remedy
+
+    forecast, asked = shipped_forecast(), "asked for shapes that no bundle has"
+    current = replace(forecast, provenance={"survey": {"source_digest": compiler.source_digest()}})
+    monkeypatch.setattr(bundle_fit, "shipped_forecast", lambda: current)
+    assert check() == ("ok", asked, "")
+    remedy = "cupygemm tune measures a shape that matters"
+    monkeypatch.setattr(bundle_fit, "shipped_forecast", lambda: replace(forecast, provenance={}))
+    assert check() == ("ok", f"{asked}, surveyed with kernel sources that it does not name", remedy)
+    surveyed = {"survey": {"source_digest": "0" * 16}}
+    other = replace(forecast, provenance=surveyed, device=replace(H200, name="NVIDIA H100"))
+    monkeypatch.setattr(bundle_fit, "shipped_forecast", lambda: other)
+    state, found, told = check()
+    assert (state, told) == ("warning", remedy)
+    assert found.startswith(f"{asked}, surveyed on NVIDIA H100 (132 SMs), not on NVIDIA H200, surveyed with other")
+
+    def damaged() -> None:
+        raise BundleError("h200_forecast.npz: no forecast")
+
+    monkeypatch.setattr(bundle_fit, "shipped_forecast", damaged)
+    assert check()[:2] == ("problem", "h200_forecast.npz: no forecast")
+    monkeypatch.setenv("CUPYGEMM_UNSEEN", "off")
+    assert check() == ("ok", "turned off", "")
 
 
 def test_a_bundle_that_cannot_be_read_is_a_problem(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,14 @@ def test_without_a_bundle_named_the_shipped_one_answers(explain: Explain, monkey
     assert answer["device"]["name"] == H200.name
 
 
+def test_a_bundle_that_is_named_is_asked_alone(explain: Explain, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUPYGEMM_BUNDLE")
+    bundle_of(PROBLEM).save(path)
+    assert "predicted" in explain("2048x2048x136").stdout
+    found = explain("2048x2048x136", "--bundle", path).stdout
+    assert "because no bundle in force has a config for it\n" in found
+
+
 def test_on_a_gpu_the_answer_is_for_it(explain: Explain, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu: FakeGpu = fresh_gpu(monkeypatch)
     gpu.specs[0] = H100

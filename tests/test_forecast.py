@@ -83,6 +83,21 @@ def test_another_gpu_is_remarked_upon() -> None:
     assert "surveyed on NVIDIA H200 (132 SMs), not on NVIDIA H100 PCIe" in remark
 
 
+def test_other_kernel_sources_are_remarked_upon() -> None:
+    forecast = shipped_forecast()
+    surveyed = forecast.provenance["survey"]["source_digest"]
+    assert forecast.outdated(surveyed) is None
+    remark = f"surveyed with other kernel sources ({surveyed}, now {'0' * 16}): times may be others now"
+    assert forecast.outdated("0" * 16) == remark
+
+
+@pytest.mark.parametrize("provenance", [{}, {"source_digest": "0" * 16}, {"survey": {"commit": "a5edca5"}}])
+def test_a_survey_of_unknown_kernel_sources_is_remarked_upon(provenance: dict[str, Any]) -> None:
+    # The digest beside the survey's is of the sources at which it was learnt from.
+    forecast = replace(shipped_forecast(), provenance=provenance)
+    assert forecast.outdated("0" * 16) == "surveyed with kernel sources that it does not name"
+
+
 def test_a_prediction_takes_little_time() -> None:
     forecast = shipped_forecast()
     samples = []

@@ -28,12 +28,12 @@ from cupygemm.report import render_transfer
 from cupygemm.search.families import FAMILIES, family
 from cupygemm.search.features import BEHIND, FEATURES, features
 from cupygemm.search.rewards import RewardWeights
-from cupygemm.search.strategies import StrategyContext, make_strategy
+from cupygemm.search.strategies import StrategyContext, guided, make_strategy
 from cupygemm.search.strategies.guided import Guided
 from cupygemm.search.suggest import Guide, suggestions
 from cupygemm.search.table import Table
-from cupygemm.search.transfer import Batch, Drawn, ScoreNet, create, log_probs, optimizer, params_of, update
-from cupygemm.search.transfer_options import TrainingOptions
+from cupygemm.search.transfer import Batch, Drawn, ScoreNet, create, log_probs, optimizer, params_of, refit, update
+from cupygemm.search.transfer_options import RefitOptions, TrainingOptions
 from cupygemm.search.transfer_training import train
 from cupygemm.search.weights import SCHEMA, PolicyWeights, shipped_weights
 from tests.commands import SMALL
@@ -306,6 +306,23 @@ def test_a_guided_search_goes_by_the_rewards_that_it_is_told(weights, toy_table)
         strategy.ask()
         strategy.tell([first, second], measured)
         assert min(strategy._costs, key=strategy._costs.__getitem__) == best
+
+
+def test_what_a_guided_search_learns_with_is_compiled_beside_the_measuring(weights, toy_table, model, monkeypatch):
+    monkeypatch.setattr(guided, "_compiling", {})
+    guide, before = Guide(weights, toy_table.problem, H200, toy_table.space), refit._cache_size()
+    options = RefitOptions(hidden=QUICK.hidden, steps=2)  # which no other test has had compiled
+    strategy, learnt = Guided(StrategyContext(toy_table.space, 0, guide=guide), options), 0
+    while learnt <= guided.ROWS:
+        asked = strategy.ask()
+        strategy.tell(asked, [model(config) for config in asked])
+        learnt += len(asked)
+        for thread in guided._compiling.values():
+            thread.join()
+        rows = [rows for *_, rows in guided._compiling]
+        assert rows == ([64, 128] if learnt + guided.AHEAD > guided.ROWS else [64])
+        # The arrays of the search are just like those that it was compiled for: nothing is compiled twice.
+        assert refit._cache_size() == before + len(rows)
 
 
 def test_a_guided_search_starts_from_what_it_is_given(weights, toy_table):

@@ -16,7 +16,7 @@ from cupygemm import unseen
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, CaptureError
-from cupygemm.forecast import LEAST, MARGIN, Forecast, Prediction
+from cupygemm.forecast import LEAST, MARGIN, Forecast, Prediction, shipped_forecast
 from cupygemm.in_force import shipped_bundle
 from cupygemm.problem import Problem
 from cupygemm.unseen import UnseenShapes
@@ -32,6 +32,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = fresh_gpu(monkeypatch)
     monkeypatch.delenv("CUPYGEMM_BUNDLE")
     monkeypatch.delenv("CUPYGEMM_UNSEEN", raising=False)
+    # As where the kernels are those that were surveyed, whatever has become of them since.
+    surveyed = shipped_forecast().provenance["survey"]["source_digest"]
+    monkeypatch.setattr(unseen, "source_digest", lambda: surveyed)
     return gpu
 
 
@@ -142,6 +145,23 @@ def test_another_hopper_gpu_is_remarked_upon(caplog: pytest.LogCaptureFixture) -
         reasons = [dispatcher.choose_on(Problem(size, 2048, 136), other).reason for size in (2048, 2056)]
     assert all("surveyed on NVIDIA H200 (132 SMs), not on NVIDIA H100 PCIe" in reason for reason in reasons)
     assert len(caplog.records) == 1
+
+
+def test_other_kernel_sources_are_remarked_upon_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    problems = [Problem(size, 2048, 136) for size in (2048, 2056)]
+    before = [Dispatcher().choose_on(problem, H200) for problem in problems]
+    monkeypatch.setattr(unseen, "source_digest", lambda: "0" * 16)
+    dispatcher = Dispatcher()
+    with caplog.at_level(logging.DEBUG, "cupygemm.unseen"):
+        after = [dispatcher.choose_on(problem, H200) for problem in problems]
+    surveyed = shipped_forecast().provenance["survey"]["source_digest"]
+    remark = f"surveyed with other kernel sources ({surveyed}, now {'0' * 16}): times may be others now"
+    for old, new in zip(before, after, strict=True):
+        assert new == replace(old, reason=f"{old.reason}, {remark}")
+    # As of the shipped bundle, this is nothing that its user could mend.
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
 
 
 def test_stacks_and_epilogues_are_not_predicted() -> None:

@@ -16,9 +16,23 @@ from cupygemm.commands.options import (
     read_device,
     refuse,
 )
-from cupygemm.names import L2_TERMS, L2_WEIGHT, LEARNING, SEEDED, SPILL_WEIGHT, STRATEGIES
+from cupygemm.names import (
+    GUIDED,
+    L2_TERMS,
+    L2_WEIGHT,
+    LEARNING,
+    PLAINEST,
+    SEEDED,
+    SPILL_WEIGHT,
+    STRATEGIES,
+    UNGUIDED,
+)
 from cupygemm.problem import Problem
 
+_STRATEGY_HELP = (
+    f"Default: {GUIDED}, {UNGUIDED} where no policy can guide it (replay of what it learnt from, --cold), "
+    f"{PLAINEST} where a package is missing."
+)
 _BUDGET_HELP = "Configs to measure. Default: 100; no limit with --seconds or the exhaustive strategy."
 _DEVICE_HELP = "cuda or cuda:N, replay, or auto: the first Hopper GPU, and replay where there is none."
 _COLD_HELP = "Begin at random, not with the best configs of recorded problems or a policy's suggestions."
@@ -34,7 +48,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 
 @click.command("tune")
 @problem_argument
-@click.option("--strategy", type=click.Choice(tuple(STRATEGIES)), default="cma", show_default=True)
+@click.option("--strategy", type=click.Choice(tuple(STRATEGIES)), help=_STRATEGY_HELP)
 @click.option("--budget", type=click.IntRange(min=1), help=_BUDGET_HELP)
 @click.option("--seconds", type=_POSITIVE, help="Stop after this long.")
 @click.option("--stop-at-speedup", type=_POSITIVE, help="Stop there, over cuBLAS.")
@@ -72,12 +86,14 @@ def tune_command(
     run_tune(TuneRequest(problem=problem, budget=limits, rewards=rewards, command=command_line(), **options))
 
 
-def _refuse_idle_options(ctx: click.Context, strategy: str, device: int | str) -> None:
-    """Refuses options that would change nothing."""
+def _refuse_idle_options(ctx: click.Context, strategy: str | None, device: int | str) -> None:
+    """Refuses options that would change nothing, or might: what is not named is chosen by what is known."""
     if strategy not in LEARNING:
-        why = f"{strategy} learns from no reward; {' and '.join(LEARNING)} do"
+        learning = " and ".join(LEARNING)
+        why = f"name a strategy that learns from a reward: {learning} do"
+        why = why if strategy is None else f"{strategy} learns from no reward; {learning} do"
         refuse(ctx, {"l2_weight", "spill_weight", "l2_term"}, why)
-    if strategy not in SEEDED:
+    if strategy not in (None, *SEEDED):
         refuse(ctx, {"cold", "policy"}, f"{strategy} begins with nothing known in any case")
     if device == "replay":
         refuse(ctx, {"counters"}, "a replay runs nothing that could be counted")

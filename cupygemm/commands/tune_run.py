@@ -10,17 +10,18 @@ import click
 
 from cupygemm import driver
 from cupygemm.bundle import SearchInfo
+from cupygemm.commands.tune_strategy import IMPORTING, Watched, default_strategy
 from cupygemm.commands.tune_view import TuneView, counts, make_view
 from cupygemm.errors import ConfigError, FileError
 from cupygemm.measurement import Record
-from cupygemm.names import SEEDED
+from cupygemm.names import LEARNING, SEEDED
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_target import gpu_target
 from cupygemm.search.outcome import BundleFile, result_event
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.seeds import seeds
 from cupygemm.search.store import TrialStore, default_store
-from cupygemm.search.strategies import StrategyContext, make_strategy
+from cupygemm.search.strategies import Strategy, StrategyContext, make_strategy
 from cupygemm.search.suggest import Guide
 from cupygemm.search.target import Target, replay_target
 from cupygemm.search.tune import Budget, Trial, TuneResult, tune
@@ -33,7 +34,8 @@ class TuneRequest:
     """What was asked of `cupygemm tune`.
 
     Attributes:
-        problem, strategy, seed, budget: of the search.
+        problem, seed, budget: of the search.
+        strategy: its name; None for what is known to find most here.
         device: index of a CUDA device, "replay", or "auto" for the first Hopper GPU and replay where there is none.
         output: the bundle to add to.
         store: where trials go; None for the default, which is nowhere on replay.
@@ -47,7 +49,7 @@ class TuneRequest:
     """
 
     problem: Problem
-    strategy: str
+    strategy: str | None
     seed: int
     budget: Budget
     device: int | str
@@ -94,16 +96,17 @@ def _tune(request: TuneRequest, target: Target) -> None:
     output = None if request.output is None else BundleFile(request.output, target)
     if output is not None and output.replaces(request.problem):
         _warn(f"{output.path}: its entry for {request.problem} is of other kernel sources and will be replaced")
-    seeded = request.strategy in SEEDED and not request.cold
-    replayed = target.recorded is not None
-    guide = _guide(request, target) if seeded else None
-    start = seeds(request.problem, target.device, request.tables, replayed, guide) if seeded else ()
-    context = StrategyContext(target.space, request.seed, start, request.rewards, guide)
-    strategy = make_strategy(request.strategy, context)
     view = make_view(click.echo, request.as_json, _expected(request, target))
+    seeded = request.strategy in (None, *SEEDED) and not request.cold
+    guide = _guide(request, target) if seeded else None
+    name = request.strategy or _default(guide is not None)
+    start = seeds(request.problem, target.device, request.tables, target.recorded is not None, guide) if seeded else ()
+    strategy = _strategy(name, StrategyContext(target.space, request.seed, start, request.rewards, guide), view)
     store = _open_store(request, target)
     if request.device == "auto" and target.recorded is not None:
         view.note(f"no Hopper GPU found: replaying times recorded on {printable(target.device.name)}")
+    if request.strategy is None and seeded and guide is None:
+        view.note(f"no policy may guide the search, since what ships has learnt from this table: {name} searches")
     with nullcontext() if store is None else closing(store):
         log = _TrialLog(store, target, request.problem)
 
@@ -113,7 +116,25 @@ def _tune(request: TuneRequest, target: Target) -> None:
 
         with view.running():
             result = tune(request.problem, target.space, strategy, target.runner, request.budget, on_trial)
-    _finish(request, target, output, view, result)
+    search = SearchInfo(strategy=name, seed=request.seed, evaluations=len(result.trials))
+    _finish(request.problem, target, output, view, result, search)
+
+
+def _default(guided: bool) -> str:
+    """The strategy where none was named; that another would be better is said."""
+    name, missing = default_strategy(guided)
+    if missing is not None:
+        _warn(missing)
+    return name
+
+
+def _strategy(name: str, context: StrategyContext, view: TuneView) -> Strategy:
+    """A strategy, ready to be asked; what takes long of one that learns is shown."""
+    if name not in LEARNING:
+        return make_strategy(name, context)
+    with view.busy(IMPORTING):
+        strategy = make_strategy(name, context)
+    return Watched(strategy, view)
 
 
 def _guide(request: TuneRequest, target: Target) -> Guide | None:
@@ -129,19 +150,23 @@ def _guide(request: TuneRequest, target: Target) -> Guide | None:
 
 
 def _finish(
-    request: TuneRequest, target: Target, output: BundleFile | None, view: TuneView, result: TuneResult
+    problem: Problem,
+    target: Target,
+    output: BundleFile | None,
+    view: TuneView,
+    result: TuneResult,
+    search: SearchInfo,
 ) -> None:
-    search = SearchInfo(strategy=request.strategy, seed=request.seed, evaluations=len(result.trials))
     saved = None
     try:
         if output is not None and result.best is not None:
             saved = output.add(result.best, search)
     finally:  # A search that cannot be saved is shown before the error that says so.
-        view.end(result_event(request.problem, target, result, search, saved))
+        view.end(result_event(problem, target, result, search, saved))
     if result.best is None:
         if result.stopped_by == "interrupted":
             raise KeyboardInterrupt
-        raise ConfigError(f"no config of {request.problem} ran on {target.runner.device}: {counts(result.failures)}")
+        raise ConfigError(f"no config of {problem} ran on {target.runner.device}: {counts(result.failures)}")
 
 
 def _expected(request: TuneRequest, target: Target) -> int | None:

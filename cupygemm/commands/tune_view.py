@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
 from cupygemm.commands.view import View, Write
 from cupygemm.search.tune import Trial
@@ -26,6 +28,8 @@ STOPPED = {
 """What ended a search or a recording, by the value of `stopped_by`, in words."""
 EVERY = 10
 """Of so many trials, one is written as a line even where it is no improvement."""
+SILENT_S = 0.5
+"""What takes longer without a trial is said."""
 
 
 class TuneView(View[Trial], Protocol):
@@ -33,6 +37,10 @@ class TuneView(View[Trial], Protocol):
 
     def note(self, text: str) -> None:
         """Something to know before the first trial."""
+        ...
+
+    def busy(self, text: str) -> AbstractContextManager[Any]:
+        """Entered while something other than trials goes on, which is said if it takes a while."""
         ...
 
 
@@ -79,6 +87,10 @@ class JsonView:
     def note(self, text: str) -> None:
         """Left out: the result's event says it in fields."""
 
+    def busy(self, text: str) -> AbstractContextManager[Any]:
+        """Left out: programs can wait."""
+        return nullcontext()
+
     def running(self) -> AbstractContextManager[Any]:
         """Nothing to set up."""
         return nullcontext()
@@ -99,10 +111,20 @@ class PlainView:
         self._write = write
         self._of = "" if total is None else f"/{total}"
         self._best_us: float | None = None
+        self._written: set[str] = set()
 
     def note(self, text: str) -> None:
         """Writes it as a line."""
         self._write(text)
+
+    def busy(self, text: str) -> AbstractContextManager[Any]:
+        """Writes it as a line, the first time."""
+        return _if_it_takes_long(lambda: self._note_once(text))
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._written:
+            self._written.add(text)
+            self.note(text)
 
     def running(self) -> AbstractContextManager[Any]:
         """Nothing to set up."""
@@ -129,21 +151,52 @@ class LiveView(PlainView):
 
     def __init__(self, console: Console, write: Write, total: int | None) -> None:
         super().__init__(write, total)
+        self._console = console
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self._progress = Progress(*columns, console=console)
         self._task = self._progress.add_task("", total=total)
         self._failed = 0
+        self._found = ""
 
     def running(self) -> AbstractContextManager[Any]:
         """Draws the bar as long as it is entered."""
         return self._progress
+
+    @contextmanager
+    def busy(self, text: str) -> Iterator[None]:
+        """Says it beside the bar, or with a spinner where there is none yet, as long as it is entered."""
+        if self._progress.live.is_started:
+            with _if_it_takes_long(lambda: self._progress.update(self._task, description=text)):
+                yield
+            self._progress.update(self._task, description=self._found)
+        else:
+            spinner = Status(text, console=self._console)
+            try:
+                with _if_it_takes_long(spinner.start):
+                    yield
+            finally:
+                spinner.stop()
 
     def add(self, trial: Trial) -> None:
         """Moves the bar on."""
         self._failed += not trial.measurement.ok
         best = "" if trial.best_us is None else f"best {trial.best_us:.2f} µs"
         failed = f" · {self._failed} failed" if self._failed else ""
-        self._progress.update(self._task, advance=1, description=best + failed)
+        self._found = best + failed
+        self._progress.update(self._task, advance=1, description=self._found)
+
+
+@contextmanager
+def _if_it_takes_long(say: Callable[[], Any]) -> Iterator[None]:
+    """Has a thread say something if this is entered for long; it says nothing any more when this is left."""
+    timer = threading.Timer(SILENT_S, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def summary(event: Mapping[str, Any]) -> list[str]:

@@ -2,13 +2,15 @@
 
 The population are the best configs so far; its offspring differ from one of them in one knob. Half of a batch are
 those of its offspring that the policy thinks most of, half are what it thinks most of elsewhere, both drawn with some
-noise. After each batch the policy learns anew what was measured, from where its training left it.
+noise. After each batch the policy learns anew what was measured, from where its training left it. What JAX compiles
+for that is compiled by a thread, beside the measuring: the first configs are suggested with NumPy alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Hashable, Iterable, Sequence
 
 import jax
 import numpy as np
@@ -23,6 +25,7 @@ from cupygemm.search.rewards import WORST
 from cupygemm.search.strategies import MOST_STARTS, StrategyContext, unseen
 from cupygemm.search.transfer import params_of, refit, weights_of
 from cupygemm.search.transfer_options import RefitOptions
+from cupygemm.search.weights import PolicyWeights
 
 BATCH = 8
 """Configs asked for at once."""
@@ -32,6 +35,10 @@ NOISE = 0.3
 """Scale of the Gumbel noise on scores: a temperature, under which configs are drawn without replacement."""
 ROWS = 64
 """Arrays of what was measured are padded to multiples of it, so that little is compiled."""
+AHEAD = 2 * BATCH
+"""Configs before more rows are needed that compiling for those begins."""
+_compiling: dict[Hashable, threading.Thread] = {}
+"""By what is compiled: once for all searches of a process."""
 
 
 class Guided:
@@ -55,6 +62,7 @@ class Guided:
         self._known: dict[KernelConfig, NDArray[np.float32]] = {}
         legal = [config for config in context.start if context.space.is_legal(config)]
         self._first = list(dict.fromkeys(legal or self._guide.ranked(MOST_STARTS)))[:MOST_STARTS]
+        _compile_ahead(self._options, self._weights, ROWS)
 
     def ask(self) -> list[KernelConfig]:
         """The next configs, none of them twice; empty when nothing new is found."""
@@ -103,12 +111,38 @@ class Guided:
         trained, options = self._guide.weights, self._options
         costs = np.array(list(self._costs.values()))
         rows = -(-len(costs) // ROWS) * ROWS
+        compiling = _compile_ahead(self._options, trained, rows)
+        if len(costs) + AHEAD > rows:
+            _compile_ahead(self._options, trained, rows + ROWS)
         weights = np.full(rows, -1.0, dtype=np.float32)
         worths = np.exp(-np.log(costs / costs.min()) / options.temperature)
         weights[: len(costs)] = worths / worths.sum()
         features = np.zeros((rows, len(trained.standard.mean)), dtype=np.float32)
         features[: len(costs)] = self._features(list(self._costs))
+        compiling.join()
         with jax.default_device(cpu()):
             seen = trained.standard(features)
             policy = refit(options, params_of(trained), seen, features[:, BEHIND], weights)
             self._weights = weights_of(trained, policy)
+
+
+def _compile_ahead(options: RefitOptions, trained: PolicyWeights, rows: int) -> threading.Thread:
+    """The thread in which JAX compiles `refit` for so many rows; it may have ended.
+
+    It is no daemon: a process that ended meanwhile would unload the compiler at work.
+    """
+    key = options, tuple(kernel.shape for kernel, _ in trained.layers), rows
+    if key not in _compiling:
+        thread = threading.Thread(target=_refit_nothing, args=(options, trained, rows), name="cupygemm-jax")
+        thread.start()
+        _compiling[key] = thread
+    return _compiling[key]
+
+
+def _refit_nothing(options: RefitOptions, trained: PolicyWeights, rows: int) -> None:
+    """One refit of made-up rows: JAX keeps what it compiles for it."""
+    features = np.zeros((rows, len(trained.standard.mean)), dtype=np.float32)
+    weights = np.full(rows, -1.0, dtype=np.float32)
+    weights[0] = 1.0
+    with jax.default_device(cpu()):
+        refit(options, params_of(trained), trained.standard(features), features[:, BEHIND], weights)

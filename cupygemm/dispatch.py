@@ -16,6 +16,7 @@ from typing import Any
 
 from cupygemm import compiler, driver
 from cupygemm.bundle import Bundle, Entry
+from cupygemm.capture import is_capturing
 from cupygemm.choice import Choice
 from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec
 from cupygemm.defaults import default_config
@@ -28,7 +29,7 @@ from cupygemm.foresight import Foresight
 from cupygemm.in_force import InForce, Source
 from cupygemm.kernel_plan import Plan, oversize_reason
 from cupygemm.legality import illegal_reason
-from cupygemm.loading import Job, Kernels, StillCompiling, is_capturing
+from cupygemm.loading import Job, Kernels, StillCompiling
 from cupygemm.placement import misaligned_reason, unstorable_reason
 from cupygemm.problem import Problem
 from cupygemm.stacks import Stack

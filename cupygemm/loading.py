@@ -16,6 +16,7 @@ from typing import Any
 
 from cupygemm import compiler, driver, settings
 from cupygemm.background import Background
+from cupygemm.capture import is_capturing
 from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CaptureError, CompileError, ConfigError, CupygemmError, LaunchError
@@ -203,10 +204,3 @@ def _try_loading(spec: KernelSpec, config: KernelConfig, index: int) -> LoadedKe
         return LoadedKernel(compiler.compile_kernel(spec, config), index)
     except (CompileError, ConfigError, LaunchError) as error:
         return error
-
-
-def is_capturing() -> bool:
-    """Whether CuPy's current stream is being captured into a CUDA graph."""
-    stream = driver.cupy().cuda.get_current_stream()
-    # The legacy default stream cannot be captured, and asking it during another capture is an error.
-    return stream.ptr != 0 and bool(stream.is_capturing())

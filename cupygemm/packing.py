@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from cupygemm import driver
+from cupygemm.capture import is_capturing
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.copies import ITEM_BYTES, Copy, copy_of, needs_packing
 from cupygemm.errors import CaptureError, ProblemError
-from cupygemm.loading import is_capturing
 from cupygemm.pack_kernel import (
     CHUNK_ELEMENTS,
     MAX_THREAD_CHUNKS,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupygemm import driver
+from cupygemm.capture import is_capturing
 from cupygemm.choice import Choice
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.dispatch import Dispatcher, problem_of, unfit_reason
@@ -19,7 +20,6 @@ from cupygemm.errors import CaptureError, CompileError, LaunchError
 from cupygemm.fallback import are_arrays, dtype_name, fall_back, needs_cublas, wants_float32
 from cupygemm.fallback_terms import fall_back_with_terms
 from cupygemm.kernel_plan import Plan
-from cupygemm.loading import is_capturing
 from cupygemm.packing import Packing, packing_of
 from cupygemm.packing_cost import pays, slices_pay
 from cupygemm.posing import Posed, overlap, pose

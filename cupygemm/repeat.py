@@ -6,13 +6,13 @@ from copy import copy
 from typing import Any, Self
 
 from cupygemm import driver
+from cupygemm.capture import is_capturing
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.copies import ITEM_BYTES
 from cupygemm.dtypes import OPERAND_DTYPES
 from cupygemm.epilogue_terms import pair_alignment
 from cupygemm.errors import LaunchError
 from cupygemm.fallback import cupy_matmul
-from cupygemm.loading import is_capturing
 from cupygemm.posing import bounds
 from cupygemm.prepared import Prepared
 from cupygemm.product import Own

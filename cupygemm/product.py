@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupygemm import driver
+from cupygemm.arrays import problem_of, unfit_reason
 from cupygemm.capture import is_capturing
 from cupygemm.choice import Choice
 from cupygemm.config import TMA_ALIGNMENT
-from cupygemm.dispatch import Dispatcher, problem_of, unfit_reason
+from cupygemm.dispatch import Dispatcher
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.epilogue_terms import pair_alignment

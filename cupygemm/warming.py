@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from cupygemm import api, compiler, driver, kernel_cache
+from cupygemm.arrays import unposed_reason
 from cupygemm.atomic import check_writable
 from cupygemm.bundle import Bundle, gpu_words
 from cupygemm.bundle_check import spec_of
 from cupygemm.capture import is_capturing
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import UNUSABLE, Dispatcher, unposed_reason
+from cupygemm.dispatch import UNUSABLE, Dispatcher
 from cupygemm.errors import BundleError, CaptureError, CompileError, ProblemError
 from cupygemm.loading import Kernels, compiling_at_once, cubin_key
 from cupygemm.problem import Problem

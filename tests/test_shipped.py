@@ -19,7 +19,7 @@ from cupygemm.bundle import Bundle, Entry
 from cupygemm.bundle_check import findings
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
-from cupygemm.dispatch import unposed_reason
+from cupygemm.arrays import unposed_reason
 from cupygemm.errors import FileError
 from cupygemm.in_force import shipped_bundle
 from cupygemm.legality import illegal_reason

@@ -96,7 +96,7 @@ def _ours(problem: Problem, operands: Any) -> dict[str, Call]:
             raise BundleError(f"{problem}: {each.choice.reason}")
 
     def repeated(a: Any, b: Any, out: Any) -> None:
-        prepared(a.data.ptr, b.data.ptr, out.data.ptr, cupy.cuda.get_current_stream().ptr)
+        prepared.launch(a.data.ptr, b.data.ptr, out.data.ptr, cupy.cuda.get_current_stream().ptr)
 
     return {
         "bare launch": _bare(plan, operands),

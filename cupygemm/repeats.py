@@ -51,10 +51,10 @@ class Repeats:
             return None
         key = known.key(a, b, out)
         call = known.calls.get(key)
-        result = None if call is None or not known.is_here(a) else call(a, b, out)
+        result = None if call is None or not known.is_here(a) else call.plain(a, b, out)
         if result is None and known.by_place:
             call = known.by_place.get(key)
-            result = None if call is None or not known.is_here(a) else call(a, b, out)
+            result = None if call is None or not known.is_here(a) else call.plain(a, b, out)
         return result
 
     def answer_with_terms(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms) -> Any:
@@ -69,11 +69,18 @@ class Repeats:
         if not known:
             return None
         key = known.key_with_terms(a, b, out, terms)
+        bias, _, residual, alpha, beta, _ = terms
         call = known.calls.get(key)
-        result = None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
+        result = (
+            None if call is None or not known.is_here(a) else call.with_terms(a, b, out, bias, residual, alpha, beta)
+        )
         if result is None and known.by_place:
             call = known.by_place.get(key)
-            result = None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
+            result = (
+                None
+                if call is None or not known.is_here(a)
+                else call.with_terms(a, b, out, bias, residual, alpha, beta)
+            )
         return result
 
     def learn(self, generation: int, a: Any, b: Any, out: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> None:

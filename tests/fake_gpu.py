@@ -36,6 +36,11 @@ Compute = Callable[[Any, Any, Any], None]
 """`compute(a, b, out)`."""
 
 
+def _address(argument: Any) -> int:
+    """Of what is handed to the driver: as an integer, or made ready for ctypes."""
+    return ctypes.cast(argument, ctypes.c_void_p).value or 0
+
+
 class FakeGraph:
     """A list of captured launches."""
 
@@ -211,8 +216,9 @@ class FakeGpu:
 
         return launch
 
-    def _launch(self, config: int, function: int, parameters: int, extra: None) -> int:
+    def _launch(self, config: Any, function: Any, parameters: Any, extra: None) -> int:
         """Stands for cuLaunchKernelEx."""
+        config, function, parameters = (_address(each) for each in (config, function, parameters))
         told = prepared._LaunchConfig.from_address(config)
         assert (told.stream or 0) == self.stream.ptr
         (kernel,) = (each for each in self._kernels if each.kernel.ptr == function)
@@ -335,6 +341,11 @@ class FakeGpu:
         """Stands for `elementwise.epilogue_kernel`; takes no time."""
         return lambda *arguments: self.run(lambda: do_epilogue(epilogue, wide, *arguments))
 
+    def current_stream(self, device: int = -1) -> FakeStream:
+        """Stands for `cupy.cuda.get_current_stream`; who names a device must have made it the current one."""
+        assert device in (-1, self.current[-1])
+        return self.stream
+
     def run(self, work: Callable[[], None]) -> None:
         """Does it now, or keeps it where a capture is under way."""
         if self.captured is None:
@@ -368,7 +379,7 @@ class FakeGpu:
             Device=lambda index: FakeDevice(gpu, index),
             Event=Event,
             Stream=lambda non_blocking: gpu.stream,
-            get_current_stream=lambda: gpu.stream,
+            get_current_stream=gpu.current_stream,
             get_elapsed_time=lambda start, end: (end.at_us - start.at_us) / 1000,
             runtime=SimpleNamespace(
                 CUDARuntimeError=CudaError,

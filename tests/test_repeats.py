@@ -297,7 +297,7 @@ def test_a_handler_that_multiplies_meanwhile_spoils_nothing(gpu: FakeGpu, monkey
     armed: list[bool] = []
     with cupygemm.use(bundle_of(PROBLEM)):
         cupygemm.matmul(*draw(gpu, 1))
-        (call,) = repeats._threads.calls.values()
+        (call,) = repeats._threads.known.calls.values()
         call._first._map_b = Interrupting(call._first._map_b)
         a, b = draw(gpu, 7)
         armed.append(True)

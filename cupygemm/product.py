@@ -308,9 +308,12 @@ def _launch(own: Own, out: Any, terms: Terms) -> Any:
         for of_a, of_b, of_out, of_residual in posed.outer.offsets(result, residual):
             places = shifted(posed.a, of_a), shifted(posed.b, of_b), shifted(target, of_out)
             own.plan(*places, own.bias, shifted(own.residual, of_residual), *terms.factors)
+    elif own.packing is None:
+        own.plan(posed.a, posed.b, target, own.bias, own.residual, *terms.factors)
     else:
-        a, b = (posed.a, posed.b) if own.packing is None else own.packing(posed.a, posed.b)
-        own.plan(a, b, target, own.bias, own.residual, *terms.factors)
+        with own.packing.memory() as buffer:
+            copied = own.packing(posed.a, posed.b, buffer)
+            own.plan(*copied, target, own.bias, own.residual, *terms.factors)
     if out is not None and result is not out:
         out[...] = result
         return out

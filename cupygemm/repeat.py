@@ -141,7 +141,7 @@ class Repeat:
 
 
 class PackedRepeat(Repeat):
-    """The same where operands are copied for the kernel first."""
+    """The same where operands are copied for the kernel first; also while a CUDA graph is being captured."""
 
     def _read(self, own: Own) -> tuple[Any, Any]:
         assert own.packing is not None
@@ -157,13 +157,13 @@ class PackedRepeat(Repeat):
 
     def with_terms(self, a: Any, b: Any, out: Any, bias: Any, residual: Any, alpha: float, beta: float) -> Any:
         a_place, b_place = a.data.ptr, b.data.ptr
-        if a_place % self._a_alignment or b_place % self._b_alignment or is_capturing():
+        if a_place % self._a_alignment or b_place % self._b_alignment:
             return None
         if self._packing.by_addresses_alone and not (a_place | b_place) % TMA_ALIGNMENT:
             return None
         try:
             result = self._empty(self.shape, self.dtype) if out is None else out
-            buffer = self._empty(self._packing.buffer_bytes, "uint8")
+            memory = self._packing.memory()
         except MemoryError:
             # Perhaps there is enough for `cupy.matmul`.
             return None
@@ -171,8 +171,10 @@ class PackedRepeat(Repeat):
         places = self._places_of_terms(a_place, b_place, place, out is not None, bias, residual)
         if places is None or place % TMA_ALIGNMENT:
             return None
-        left, right = self._packing.queue(a_place, b_place, buffer.data.ptr)
-        self._queue(left, right, place, *places, alpha, beta)
+        bias_place, residual_place = places
+        with memory as buffer:
+            left, right = self._packing.queue(a_place, b_place, buffer.data.ptr)
+            self._queue(left, right, place, bias_place, residual_place, alpha, beta)
         return result
 
 

@@ -76,6 +76,7 @@ class FakeStream:
     def end_capture(self) -> FakeGraph:
         """The launches since."""
         assert self.gpu.captured is not None, "no capture is under way"
+        assert self.gpu.graph_memory == {}, "the graph could be launched once only"
         graph, self.gpu.captured = FakeGraph(self.gpu, self.gpu.captured), None
         return graph
 
@@ -141,6 +142,7 @@ class FakeGpu:
     clock_us: how long all launches so far took.
     captured: launches of the capture under way.
     replayed: graphs, as launched.
+    graph_memory: what the graph that is being captured has allocated and not freed yet, by address.
     faulted: a kernel has faulted: every synchronisation fails.
     current: devices, the current one last.
     specs: their properties, by index.
@@ -174,6 +176,7 @@ class FakeGpu:
         self.address_word = 0
         self.launches: list[Launched] = []
         self.packed: list[Packed] = []
+        self.graph_memory: dict[int, DeviceArray] = {}
         self.fallbacks: list[dict[str, Any]] = []
         self.fallback_devices: list[int] = []
         self.accumulate: Callable[[Any, Any], Any] = lambda a, b: a.astype(np.float32) @ b.astype(np.float32)
@@ -275,6 +278,20 @@ class FakeGpu:
         array.home = FakeDevice(self, self.current[-1])
         self._alive.append(raw)
         return array
+
+    def malloc_async(self, size: int, stream: int) -> int:
+        """Stands for cudaMallocAsync on a captured stream: a node that allocates, at the same address always."""
+        assert (self.captured is not None, stream, size > 0) == (True, self.stream.ptr, True)
+        memory = self.empty(size, np.uint8)
+        self.graph_memory[memory.ctypes.data] = memory
+        self.run(lambda: memory.fill(0xFF))
+        return memory.ctypes.data
+
+    def free_async(self, place: int, stream: int) -> None:
+        """Stands for cudaFreeAsync there: whoever reads it later finds NaN."""
+        assert (self.captured is not None, stream) == (True, self.stream.ptr)
+        memory = self.graph_memory.pop(place)
+        self.run(lambda: memory.fill(0xFF))
 
     def memory(self, matrix: Matrix) -> np.ndarray[Any, Any]:
         """The rows that a descriptor describes, of a stack by matrices; all of them must have been allocated."""
@@ -385,6 +402,8 @@ class FakeGpu:
                 CUDARuntimeError=CudaError,
                 getDevice=lambda: gpu.current[-1],
                 getDeviceCount=lambda: len(gpu.specs),
+                mallocAsync=gpu.malloc_async,
+                freeAsync=gpu.free_async,
             ),
             driver=SimpleNamespace(CUDADriverError=CudaError),
             function=SimpleNamespace(CPointer=lambda address: SimpleNamespace(address=address)),

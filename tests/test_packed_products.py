@@ -9,7 +9,7 @@ import pytest
 
 import cupygemm
 from cupygemm import compiler, driver, product
-from cupygemm.errors import CaptureError, LaunchError
+from cupygemm.errors import LaunchError
 from cupygemm.problem import Problem
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import PROBLEM, SMALL, bundle_of, fresh_gpu, plain, right, stored
@@ -122,16 +122,6 @@ def test_a_matrix_times_its_own_transpose_is_copied_once(gpu: FakeGpu) -> None:
         other = stored(gpu, (24, 17), seed=3)
         np.testing.assert_array_equal(plain(cupygemm.matmul(a, other.T)), right(a, other.T))
     assert [launch.operands for launch in gpu.packed] == [1, 1, 2]
-
-
-def test_a_copy_is_not_captured(gpu: FakeGpu) -> None:
-    a, b = draw(gpu)
-    with cupygemm.use(bundle_of(ODD, config=DIRECT)):
-        cupygemm.matmul(a, b)
-        gpu.stream.begin_capture()
-        with pytest.raises(CaptureError, match="copies would need memory"):
-            cupygemm.matmul(a, b)
-        gpu.stream.end_capture()
 
 
 def test_what_does_not_pay_or_cannot_be_loaded_is_cupys(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:

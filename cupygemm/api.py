@@ -11,9 +11,9 @@ from typing import Any
 from cupygemm import driver
 from cupygemm.bundle import Bundle
 from cupygemm.choice import Choice
+from cupygemm.compiling import compiling_at_once
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, LaunchError
-from cupygemm.loading import compiling_at_once
 from cupygemm.planned import MatmulPlan
 from cupygemm.product import decide, run, without_defaults
 from cupygemm.repeats import Repeats

@@ -18,6 +18,7 @@ from cupygemm.arrays import problem_of
 from cupygemm.bundle import Bundle, Entry
 from cupygemm.capture import is_capturing
 from cupygemm.choice import Choice
+from cupygemm.compiling import PACKING, Job, StillCompiling, may_wait
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.defaults import default_config
 from cupygemm.device import DeviceSpec
@@ -28,7 +29,7 @@ from cupygemm.foresight import Foresight
 from cupygemm.in_force import InForce, Source
 from cupygemm.kernel_plan import Plan, oversize_reason
 from cupygemm.legality import illegal_reason
-from cupygemm.loading import Job, Kernels, StillCompiling
+from cupygemm.loading import Kernels
 from cupygemm.problem import Problem
 
 log = logging.getLogger(__name__)
@@ -133,12 +134,15 @@ class Dispatcher:
             known, meanwhile, generation = self._chosen.get(key), self._meanwhile.get(key), self.generation
         if known is not None:
             return known
-        may_wait = self._may_wait and self.kernels.may_wait(problem)
-        if meanwhile is not None and may_wait and not meanwhile[1].is_over and not is_capturing():
+        waits = self._may_wait and may_wait(problem)
+        if meanwhile is not None and waits and not meanwhile[1].is_over and not is_capturing():
             return meanwhile[0], None
         try:
-            found = self._prepare(problem, index, may_wait, copied)
+            found = self._prepare(problem, index, waits, copied)
         except StillCompiling as state:
+            if copied:
+                # Needed too, and compiled side by side.
+                self.kernels.compilations.begin(PACKING, problem)
             choice = Choice("cublas", str(state), problem)
             with self._lock:
                 if generation == self.generation:
@@ -147,6 +151,17 @@ class Dispatcher:
         with self._lock:
             # What was decided by bundles that have gone meanwhile holds for this call alone.
             return self._chosen.setdefault(key, found) if generation == self.generation else found
+
+    def load_packing(self, problem: Problem, index: int) -> None:
+        """Sees to it that operands of a problem can be copied for TMA on a CUDA device.
+
+        Raises:
+            CaptureError: a CUDA graph is being captured and the kernel that copies is not loaded yet.
+            StillCompiling: that kernel is being compiled in the background.
+            CompileError, LaunchError: what stands in its way.
+            SettingError: as `choose`.
+        """
+        self.kernels.load_packing(problem, index, self._may_wait and may_wait(problem))
 
     def predict(self, problem: Problem, device: DeviceSpec) -> Prediction | None:
         """What is expected of a problem that nobody has tuned; None where nothing is.
@@ -193,9 +208,9 @@ class Dispatcher:
 
         return self._first_that_works(problem, device, refuse, copied)[0]
 
-    def _prepare(self, problem: Problem, index: int, may_wait: bool, copied: bool) -> tuple[Choice, Plan | None]:
+    def _prepare(self, problem: Problem, index: int, waits: bool, copied: bool) -> tuple[Choice, Plan | None]:
         def make(config: KernelConfig) -> Plan:
-            return Plan(problem, self.kernels.load(problem, config, index, may_wait))
+            return Plan(problem, self.kernels.load(problem, config, index, waits))
 
         return self._first_that_works(problem, driver.device_spec(index), make, copied)
 

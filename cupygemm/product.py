@@ -12,6 +12,7 @@ from cupygemm import driver
 from cupygemm.arrays import problem_of, unfit_reason
 from cupygemm.capture import is_capturing
 from cupygemm.choice import Choice
+from cupygemm.compiling import StillCompiling
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.dispatch import Dispatcher
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
@@ -209,9 +210,11 @@ def _chosen(
     if plan is None:
         return replace(choice, reason=f"{unread}; with a copy: {choice.reason}"), None, None
     try:
-        packing.load()
+        dispatcher.load_packing(problem, a.device.id)
     except (CompileError, LaunchError) as error:
         return Choice("cublas", f"{packing.reason}, but {error}", problem), None, None
+    except StillCompiling as state:
+        return Choice("cublas", f"{packing.reason}, but {state}", problem), None, None
     return replace(choice, reason=f"{choice.reason}; {packing.reason}"), plan, packing
 
 

@@ -170,6 +170,7 @@ class FakeGpu:
         self.specs = {0: H200, 1: H200}
         self.active_clusters: int | None = None
         self.compiled: list[CompiledKernel] = []
+        self.pages: list[tuple[str, str]] = []
         self.refused: dict[KernelConfig, Exception] = {}
         self.unloadable: set[KernelConfig] = set()
         self.maps: dict[int, tuple[Matrix, Box]] = {}
@@ -195,7 +196,8 @@ class FakeGpu:
         monkeypatch.setattr(driver, "DependentLaunch", self._dependent_launch)
         monkeypatch.setattr(compiler, "compile_kernel", self.compile)
         monkeypatch.setattr(compiler, "is_cached", self.is_cached)
-        monkeypatch.setattr(compiler, "compile_page", lambda page, entry: CompiledPage(Path(page), entry, ""))
+        monkeypatch.setattr(compiler, "compile_page", self.compile_page)
+        monkeypatch.setattr(compiler, "is_page_cached", lambda page, entry: (page, entry) in self.pages)
         monkeypatch.setattr(pack_kernel, "_loaded", {})
         monkeypatch.setattr(tensor_map, "encode", self.encode)
         monkeypatch.setattr(prepared, "copied", lambda each: self.encode(*self.maps.get(each.address, NO_MAP)))
@@ -258,6 +260,12 @@ class FakeGpu:
         """Stands for `compiler.is_cached`."""
         kept = config.compiled()
         return any(each.spec == spec and each.config.compiled() == kept for each in self.compiled)
+
+    def compile_page(self, page: str, entry: str) -> CompiledPage:
+        """Stands for `compiler.compile_page`."""
+        if (page, entry) not in self.pages:
+            self.pages.append((page, entry))
+        return CompiledPage(Path(page), entry, "")
 
     def encode(self, matrix: Matrix, box: Box) -> TensorMap:
         """Stands for `tensor_map.encode`."""

@@ -65,6 +65,7 @@ ARROWS = {
     "commands.warmup_run": "warming",
     "comparison_report": "blocks",
     "compiler": "atomic kernel_cache kernel_source",
+    "compiling": "background pack_kernel settings",
     "config": "problem",
     "copies": "pack_kernel placement",
     "counters": "errors",
@@ -96,7 +97,7 @@ ARROWS = {
     "kernel_cache": "settings",
     "kernel_plan": "compiler driver epilogue_terms operands raster",
     "kernel_source": "config",
-    "loading": "background capture kernel_plan legality settings",
+    "loading": "capture compiling kernel_plan legality",
     "measure": "cublaslt graphs measurement names telemetry unfused verify",
     "legality": "config device",
     "measurement": "config",
@@ -178,7 +179,7 @@ ARROWS = {
     "unfused": "cublas elementwise problem",
     "validation": "",
     "verify": "operands problem",
-    "warming": "api bundle_check",
+    "warming": "api bundle_check gapless",
 }
 
 ANYWHERE = {"dtypes", "epilogue", "problem", "device", "config", "legality", "search.space", "bundle", "plain_yaml"}

@@ -1,9 +1,10 @@
-"""Copies of operands in CUDA graphs: the memory that they lie in is the graph's, whoever else is gone by its replays."""
+"""Copies of operands in CUDA graphs: their memory is the graph's, whoever else is gone by its replays."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_what_a_plan_was_is_gone_before_its_graph(gpu: FakeGpu) -> None:
     a, b, out = draw(gpu)
     with cupygemm.use(BUNDLE):
         plan = cupygemm.plan(a, b)
-    graph = captured(gpu, lambda: plan(a, b, out))
+    graph = captured(gpu, partial(plan, a, b, out))
     del plan
     gc.collect()
     check(gpu, graph, a, b, out)

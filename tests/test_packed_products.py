@@ -127,11 +127,11 @@ def test_a_matrix_times_its_own_transpose_is_copied_once(gpu: FakeGpu) -> None:
 def test_what_does_not_pay_or_cannot_be_loaded_is_cupys(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = draw(gpu)
 
-    def refused(self: Any) -> None:
+    def refused(*told: Any) -> None:
         raise LaunchError("no such kernel")
 
     with cupygemm.use(bundle_of(ODD, config=DIRECT)):
-        monkeypatch.setattr("cupygemm.packing.Packing.load", refused)
+        monkeypatch.setattr("cupygemm.loading.Kernels.load_packing", refused)
         choice = cupygemm.explain(a, b)
         assert (choice.kernel, "but no such kernel" in choice.reason) == ("cublas", True)
         monkeypatch.setattr(product, "pays", lambda *told: False)

@@ -230,6 +230,7 @@ class _Kind:
         """
         self.layout = _layout(array)
         self.type: Any = ndarray
+        self.dtype = None  # no array's
         if array is not None:
             self.shape, self.dtype, self.is_contiguous = array.shape, array.dtype, array._c_contiguous
             self.look = attrgetter("_f_contiguous" if array._f_contiguous else "strides")

@@ -315,6 +315,11 @@ def test_what_is_missing_or_not_planned_is_refused(gpu: FakeGpu, fused: bool) ->
         for terms in ({"bias": others.bias}, {"residual": others.residual}, {"alpha": 2.0}, {"beta": 0.0}):
             with pytest.raises(ProblemError, match="made without"):
                 plan(*arrays[:3], **terms)
+    with cupygemm.use(bundle_of(Problem(24, 40, 16, epilogue="relu"))):
+        rectified = cupygemm.plan(*others[:3], activation="relu")
+    for terms in ({"bias": others.bias}, {"residual": others.residual}, others.terms):
+        with pytest.raises(ProblemError, match="made without"):
+            rectified(*others[:3], **terms)
     assert gpu.launches == []
     with cupygemm.use(bundle_of(Problem(24, 40, 16, epilogue="bias_n"))):
         biased = cupygemm.plan(*others[:3], bias=others.bias)

@@ -197,6 +197,7 @@ def test_warmup_makes_first_calls_with_copies_capturable() -> None:
     bundle = bundle_of({ODD: SMALL})
     report = cupygemm.warmup(bundle)
     assert (report.ready, report.uncopied, report.compiled) == ((ODD,), None, 2)
+    cupy.cuda.Device().synchronize()
     with cupygemm.use(bundle), cupy.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()
         cupygemm.matmul(a, b, out=out)

@@ -87,15 +87,10 @@ def _ours(problem: Problem, operands: Any) -> dict[str, Call]:
     if plan is None:
         raise BundleError(f"{problem}: {choice.reason}")
     cupy, prepared = driver.cupy(), Prepared(plan, *operands)
-    bias = cupy.ones(problem.n, cupy.float16)
-    planned = cupygemm.plan(*operands)
-    planned_bias = cupygemm.plan(*operands, bias=bias, activation="relu")
-    for each in (planned, planned_bias):
-        if each.choice.kernel != "own":
-            raise BundleError(f"{problem}: {each.choice.reason}")
+    planned = _planned(problem, operands)
 
     def repeated(a: Any, b: Any, out: Any) -> None:
-        prepared(a.data.ptr, b.data.ptr, out.data.ptr, cupy.cuda.get_current_stream().ptr)
+        prepared.launch(a.data.ptr, b.data.ptr, out.data.ptr, cupy.cuda.get_current_stream().ptr)
 
     return {
         "bare launch": _bare(plan, operands),
@@ -103,13 +98,33 @@ def _ours(problem: Problem, operands: Any) -> dict[str, Call]:
         "kernel plan": plan,
         "cupygemm.plan, out": planned,
         "cupygemm.plan": lambda a, b, out: planned(a, b),
-        "cupygemm.plan, out, bias, relu": lambda a, b, out: planned_bias(a, b, out, bias=bias),
         "cupygemm.matmul, out": lambda a, b, out: cupygemm.matmul(a, b, out=out),
         "cupygemm.matmul": lambda a, b, out: cupygemm.matmul(a, b),
-        "cupygemm.matmul, out, bias, relu": lambda a, b, out: cupygemm.matmul(
-            a, b, out=out, bias=bias, activation="relu"
+        **_with_terms(problem, operands),
+    }
+
+
+def _with_terms(problem: Problem, operands: Any) -> dict[str, Call]:
+    """A plan and `matmul` with the same epilogues, both with `out`."""
+    cupy, matmul = driver.cupy(), cupygemm.matmul
+    bias, residual = cupy.ones(problem.n, cupy.float16), cupy.ones((problem.m, problem.n), cupy.float16)
+    biased = _planned(problem, operands, bias=bias, activation="relu")
+    added = _planned(problem, operands, bias=bias, residual=residual, activation="relu")
+    return {
+        "cupygemm.plan, out, bias, relu": lambda a, b, out: biased(a, b, out, bias=bias),
+        "cupygemm.matmul, out, bias, relu": lambda a, b, out: matmul(a, b, out=out, bias=bias, activation="relu"),
+        "cupygemm.plan, out, bias, residual, relu": lambda a, b, out: added(a, b, out, bias=bias, residual=residual),
+        "cupygemm.matmul, out, bias, residual, relu": lambda a, b, out: matmul(
+            a, b, out=out, bias=bias, residual=residual, activation="relu"
         ),
     }
+
+
+def _planned(problem: Problem, operands: Any, **terms: Any) -> cupygemm.MatmulPlan:
+    planned = cupygemm.plan(*operands, **terms)
+    if planned.choice.kernel != "own":
+        raise BundleError(f"{problem}: {planned.choice.reason}")
+    return planned
 
 
 def _bare(plan: Any, operands: Any) -> Call:

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from cupygemm.arrays import unposed_reason
 from cupygemm.atomic import write_atomically
 from cupygemm.bundle import Bundle, Entry, SearchInfo, merged_all, new_bundle
 from cupygemm.bundle_check import findings
-from cupygemm.dispatch import unposed_reason
 from cupygemm.errors import CupygemmError
 from cupygemm.kernel_source import source_digest
 from cupygemm.search.outcome import BundleFile

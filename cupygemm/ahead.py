@@ -16,6 +16,7 @@ from cupygemm.errors import CompileError
 
 Kernel = tuple[KernelSpec, KernelConfig]
 Key = TypeVar("Key")
+Item = TypeVar("Item")
 Compiled = TypeVar("Compiled")
 
 
@@ -30,20 +31,20 @@ def compile_ahead(kernels: Iterable[Kernel], threads: int | None = None) -> dict
         what stood in the way of those that could not be compiled; whoever loads them meets it again.
     """
     different = {(spec, *config.compiled().values()): (spec, config) for spec, config in kernels}
-    found = compile_each(different, compiler.compile_kernel, threads)
+    found = compile_each(different, lambda kernel: compiler.compile_kernel(*kernel), threads)
     return {different[key]: outcome for key, outcome in found.items() if isinstance(outcome, CompileError)}
 
 
 def compile_each(
-    kernels: Mapping[Key, Kernel],
-    compile_one: Callable[[KernelSpec, KernelConfig], Compiled],
+    kernels: Mapping[Key, Item],
+    compile_one: Callable[[Item], Compiled],
     threads: int | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[Key, Compiled | CompileError]:
     """Has each kernel compiled, and gives what came of it by its key; an interruption drops those not begun.
 
     Args:
-        kernels: different ones.
+        kernels: different ones, in any form that `compile_one` takes.
         compile_one: compiles one; called in threads.
         threads: how many at once; None for one a core.
         progress: told how many of how many are done, after each.
@@ -51,7 +52,7 @@ def compile_each(
     found: dict[Key, Compiled | CompileError] = {}
     pool = ThreadPoolExecutor(threads or num_cores(), thread_name_prefix="cupygemm-ahead")
     try:
-        jobs = {pool.submit(compile_one, *kernel): key for key, kernel in kernels.items()}
+        jobs = {pool.submit(compile_one, kernel): key for key, kernel in kernels.items()}
         for job in as_completed(jobs):
             try:
                 found[jobs[job]] = job.result()

@@ -11,9 +11,9 @@ from typing import Any
 from cupygemm import driver
 from cupygemm.bundle import Bundle
 from cupygemm.choice import Choice
+from cupygemm.compiling import compiling_at_once
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, LaunchError
-from cupygemm.loading import compiling_at_once
 from cupygemm.planned import MatmulPlan
 from cupygemm.product import decide, run, without_defaults
 from cupygemm.repeats import Repeats
@@ -58,8 +58,8 @@ def matmul(
     operands' dtype unless the result is float32, and one kernel more.
 
     Own kernels accumulate in float32, never synchronise, and can be captured in a CUDA graph once they are loaded (by a
-    call before, `plan` or `warmup`), if no operand is copied for them. All runs on the device of the operands, also
-    where another is current, on that device's current stream.
+    call before, `plan` or `warmup`). All runs on the device of the operands, also where another is current, on that
+    device's current stream.
 
     Args:
         a: [m, k], [k] or […, m, k].
@@ -134,7 +134,7 @@ def plan(
         multiply(a, b, out, bias=bias)  # or other arrays of the same shapes, strides and dtypes
 
     It compiles and loads the kernel, whatever CUPYGEMM_COMPILE says, and launches nothing, so that a CUDA graph can be
-    captured with the plan at once, unless operands are copied. What is in force now stays in force for the plan.
+    captured with the plan at once. What is in force now stays in force for the plan.
 
     Args:
         a, b, out, bias, residual: arrays of the shapes, strides and dtypes that the plan will be called with; of their

@@ -25,6 +25,8 @@ __all__ = [
     "compile_kernel",
     "compile_page",
     "compile_program",
+    "is_cached",
+    "is_page_cached",
     "nvrtc_version",
     "source_digest",
 ]
@@ -173,6 +175,16 @@ def is_cached(spec: KernelSpec, config: KernelConfig) -> bool:
         CompileError: NVRTC, by whose version kernels are kept, cannot be loaded.
     """
     return (kernel_cache.folder() / cache_key(spec, config)).with_suffix(".json").exists()
+
+
+def is_page_cached(page: str, entry: str) -> bool:
+    """Whether `compile_page` finds a page's kernel in the cache, likewise.
+
+    Raises:
+        CompileError: as `is_cached`.
+    """
+    key = _key_of(kernel_source.page_digest(page), entry)
+    return (kernel_cache.folder() / key).with_suffix(".json").exists()
 
 
 def compile_program(name_expression: str, headers: Mapping[str, str], program: str = kernel_source.PROGRAM) -> Program:

@@ -8,29 +8,28 @@ graph is being captured.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from cupygemm import compiler, driver
+from cupygemm.arrays import problem_of
 from cupygemm.bundle import Bundle, Entry
+from cupygemm.capture import is_capturing
 from cupygemm.choice import Choice
-from cupygemm.config import TMA_ALIGNMENT, KernelConfig, KernelSpec
+from cupygemm.compiling import PACKING, Job, StillCompiling, may_wait
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.defaults import default_config
 from cupygemm.device import DeviceSpec
-from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import CompileError, ConfigError, LaunchError, ProblemError
 from cupygemm.forecast import Prediction
 from cupygemm.in_force import InForce, Source
 from cupygemm.kernel_plan import Plan, oversize_reason
 from cupygemm.legality import illegal_reason
-from cupygemm.loading import Job, Kernels, StillCompiling, is_capturing
-from cupygemm.placement import misaligned_reason, unstorable_reason
+from cupygemm.loading import Kernels
 from cupygemm.problem import Problem
-from cupygemm.stacks import Stack
 from cupygemm.unseen import UnseenShapes
 
 log = logging.getLogger(__name__)
@@ -135,12 +134,15 @@ class Dispatcher:
             known, meanwhile, generation = self._chosen.get(key), self._meanwhile.get(key), self.generation
         if known is not None:
             return known
-        may_wait = self._may_wait and self.kernels.may_wait(problem)
-        if meanwhile is not None and may_wait and not meanwhile[1].is_over and not is_capturing():
+        waits = self._may_wait and may_wait(problem)
+        if meanwhile is not None and waits and not meanwhile[1].is_over and not is_capturing():
             return meanwhile[0], None
         try:
-            found = self._prepare(problem, index, may_wait, copied)
+            found = self._prepare(problem, index, waits, copied)
         except StillCompiling as state:
+            if copied:
+                # Needed too, and compiled side by side.
+                self.kernels.compilations.begin(PACKING, problem)
             choice = Choice("cublas", str(state), problem)
             with self._lock:
                 if generation == self.generation:
@@ -149,6 +151,17 @@ class Dispatcher:
         with self._lock:
             # What was decided by bundles that have gone meanwhile holds for this call alone.
             return self._chosen.setdefault(key, found) if generation == self.generation else found
+
+    def load_packing(self, problem: Problem, index: int) -> None:
+        """Sees to it that operands of a problem can be copied for TMA on a CUDA device.
+
+        Raises:
+            CaptureError: a CUDA graph is being captured and the kernel that copies is not loaded yet.
+            StillCompiling: that kernel is being compiled in the background.
+            CompileError, LaunchError: what stands in its way.
+            SettingError: as `choose`.
+        """
+        self.kernels.load_packing(problem, index, self._may_wait and may_wait(problem))
 
     def predict(self, problem: Problem, device: DeviceSpec) -> Prediction | None:
         """What is expected of a problem that nobody has tuned; None where nothing is.
@@ -195,9 +208,9 @@ class Dispatcher:
 
         return self._first_that_works(problem, device, refuse, copied)[0]
 
-    def _prepare(self, problem: Problem, index: int, may_wait: bool, copied: bool) -> tuple[Choice, Plan | None]:
+    def _prepare(self, problem: Problem, index: int, waits: bool, copied: bool) -> tuple[Choice, Plan | None]:
         def make(config: KernelConfig) -> Plan:
-            return Plan(problem, self.kernels.load(problem, config, index, may_wait))
+            return Plan(problem, self.kernels.load(problem, config, index, waits))
 
         return self._first_that_works(problem, driver.device_spec(index), make, copied)
 
@@ -329,67 +342,3 @@ def _figures(entry: Entry) -> str:
     measured = entry.measured
     cublas = "" if measured.cublas_us is None else f" to its {measured.cublas_us:.2f}"
     return f"{measured.us:.2f} µs{cublas}, a speedup of {entry.speedup:.3f}"
-
-
-def problem_of(
-    a: Any, b: Any, out: Any, out_dtype: str | None = None, epilogue: str = NONE, layout: str | None = None
-) -> Problem | str:
-    """The problem that these arrays pose, or why no kernel of this package computes it.
-
-    Args:
-        a: [m, k], or [batch, m, k].
-        b: [k, n], or [batch, k, n].
-        out: [m, n] or [batch, m, n] to write into; None for a new array.
-        out_dtype: of the result; None for the operands'.
-        epilogue: as `Epilogue` writes it.
-        layout: of copies of the operands that TMA can read, whatever lies where they do; None for their own.
-    """
-    ndarray = driver.cupy().ndarray
-    if not isinstance(a, ndarray | Stack) or not isinstance(b, ndarray | Stack):
-        return "an operand is not a CuPy array"
-    if a.ndim != b.ndim or a.ndim not in (2, 3):
-        return f"operands have {a.ndim} and {b.ndim} axes, and are no two matrices or stacks of equal steps"
-    dtype = a.dtype.name
-    if b.dtype.name != dtype or dtype not in OPERAND_DTYPES:
-        return f"operands are {dtype} and {b.dtype.name}, own kernels take two of {' or '.join(OPERAND_DTYPES)}"
-    (m, k), n, batch = a.shape[-2:], b.shape[-1], math.prod(a.shape[:-2])
-    if b.shape[-2] != k or a.shape[:-2] != b.shape[:-2]:
-        return f"shapes {a.shape} and {b.shape} do not match"
-    if not (m and n and k and batch):
-        return "an extent is zero"
-    if a.device != b.device:
-        return f"operands are on devices {a.device.id} and {b.device.id}"
-    layout = layout or _layout_letter(a) + _layout_letter(b)
-    if "?" in layout:
-        name, array = ("a", a) if layout[0] == "?" else ("b", b)
-        return f"TMA cannot copy {name}: {misaligned_reason(array, array.strides[-2] == array.dtype.itemsize)}"
-    out_dtype = out_dtype or dtype
-    reason = None if out is None else unfit_reason(out, a, (*a.shape[:-2], m, n), out_dtype)
-    return reason or Problem(
-        m, n, k, batch, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout, epilogue=epilogue
-    )
-
-
-def unposed_reason(problem: Problem) -> str | None:
-    """Why `matmul` never asks for this problem, or None when it does."""
-    if problem.out_dtype not in RESULT_DTYPES:
-        return f"own kernels give {' or '.join(RESULT_DTYPES)}, not {problem.out_dtype}"
-    return None
-
-
-def _layout_letter(array: Any) -> str:
-    if misaligned_reason(array, False) is None:
-        return "n"
-    return "t" if misaligned_reason(array, True) is None else "?"
-
-
-def unfit_reason(out: Any, a: Any, shape: tuple[int, ...], dtype: str) -> str | None:
-    """Why an own kernel cannot write a product of this shape and dtype, on the device of `a`, into `out`."""
-    if not isinstance(out, driver.cupy().ndarray | Stack) or out.shape != shape or out.dtype.name != dtype:
-        return f"out is not a {dtype} array of shape {shape}"
-    if out.device != a.device:
-        return f"out is on device {out.device.id}, the operands on {a.device.id}"
-    reason = unstorable_reason(out)
-    if reason is None and shape[-1] * out.dtype.itemsize % TMA_ALIGNMENT == 0:
-        reason = misaligned_reason(out, False)
-    return None if reason is None else f"out cannot be stored to: {reason}"

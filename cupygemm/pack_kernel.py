@@ -85,6 +85,29 @@ def is_loaded(index: int) -> bool:
     return index in _loaded
 
 
+def is_compiled() -> bool:
+    """Whether the disk cache has it.
+
+    Raises:
+        CompileError: NVRTC, by whose version kernels are kept, cannot be loaded.
+    """
+    return compiler.is_page_cached(PAGE, ENTRY)
+
+
+def compile_ahead() -> None:
+    """Compiles it into the disk cache, if it is not there.
+
+    Raises:
+        CompileError: NVRTC is missing, or the cache cannot be written.
+    """
+    compiler.compile_page(PAGE, ENTRY)
+
+
+def give_up(index: int, error: CupygemmError) -> None:
+    """Remembers why a device cannot have it, if it does not have it."""
+    _loaded.setdefault(index, error)
+
+
 def pack_kernel(index: int) -> PackKernel:
     """The kernel on a device, loaded once.
 
@@ -99,5 +122,6 @@ def pack_kernel(index: int) -> PackKernel:
             _loaded[index] = error
     found = _loaded[index]
     if isinstance(found, CupygemmError):
-        raise found
+        # Else the traceback of one error would grow with every call.
+        raise found.with_traceback(None)
     return found

@@ -7,13 +7,13 @@ called with any arrays of the same shapes and strides. Whether a copy and an own
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from cupygemm import driver
-from cupygemm.config import TMA_ALIGNMENT
+from cupygemm.capture import graph_memory, is_capturing
 from cupygemm.copies import ITEM_BYTES, Copy, copy_of, needs_packing
 from cupygemm.errors import CaptureError, ProblemError
-from cupygemm.loading import is_capturing
 from cupygemm.pack_kernel import (
     CHUNK_ELEMENTS,
     MAX_THREAD_CHUNKS,
@@ -140,8 +140,7 @@ class Packing:
                 # It would be free for others after this call, and be written to at every replay.
                 raise CaptureError(
                     f"a CUDA graph is being captured, and copies would need memory that lives as long as it does "
-                    f"({self.reason}): make such copies before the capture, with rows of a multiple of "
-                    f"{TMA_ALIGNMENT} bytes"
+                    f"({self.reason}): give a buffer, such as that of memory()"
                 )
             buffer = driver.cupy().empty(self.buffer_bytes, dtype="uint8")
         start = buffer.data.ptr
@@ -152,6 +151,19 @@ class Packing:
             )
         self.queue(a.data.ptr, b.data.ptr, start)
         return self.copied(a, b, buffer)
+
+    def memory(self) -> AbstractContextManager[Any]:
+        """A buffer on the current device, inside of which the copies are queued, and what reads them.
+
+        It is of CuPy's pool, or where the current stream is being captured into a CUDA graph, of that graph.
+
+        Raises:
+            MemoryError: the pool has none.
+            CaptureError: the graph has none.
+        """
+        if is_capturing():
+            return graph_memory(self.buffer_bytes)
+        return nullcontext(driver.cupy().empty(self.buffer_bytes, dtype="uint8"))
 
     def queue(self, a: int, b: int, start: int) -> tuple[int, int]:
         """Queues the copies alone, with nothing looked at: for operands like those of before.

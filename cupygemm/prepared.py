@@ -39,11 +39,9 @@ class _LaunchConfig(ctypes.Structure):
 
 
 class Prepared:
-    """A plan's launch for arrays of certain shapes and strides. For one thread: a launch writes before it is made.
+    """A plan's launch for arrays of certain shapes and strides.
 
-    Attributes:
-        is_busy: whether a launch is being written. A signal handler or a finalizer that runs meanwhile, in the same
-            thread, must not launch it.
+    For one launch at a time: it is written down before it is made.
     """
 
     def __init__(self, plan: Plan, a: Any, b: Any, out: Any, bias: Any = None, residual: Any = None) -> None:
@@ -61,29 +59,31 @@ class Prepared:
         self._prepare(plan, maps, arguments)
 
     def of_its_own(self) -> Prepared:
-        """The same for another thread."""
+        """The same, to be launched beside this one."""
         other = Prepared.__new__(Prepared)
-        plan, maps, arguments = self._kept
+        plan, maps, arguments, _ = self._kept
         other._prepare(plan, maps, type(arguments).from_buffer_copy(arguments))
         return other
 
     def _prepare(self, plan: Plan, maps: Sequence[TensorMap], arguments: Any) -> None:
-        self.is_busy = False
-        self._launch = _driver_calls()[0]
+        self._driver_launch = _driver_calls()[0]
         # Of its own: the plan's are shared with other launches.
         own = [copied(each) for each in maps]
         self._map_a, self._map_b = _place_in(own[0]), _place_in(own[1])
         self._map_out = _place_in(own[2]) if plan.kernel.compiled.config.store_stages > 0 else _Nowhere()
-        self._arguments = arguments
+        self._a, self._b, self._out = (_field(arguments, name) for name in ("a", "b", "out"))
+        self._bias, self._residual = _field(arguments, "bias"), _field(arguments, "residual")
+        self._alpha, self._beta = (_field(arguments, name, ctypes.c_float) for name in ("alpha", "beta"))
         self._prefetches = bool(arguments.prefetch)
-        self._parameters = (ctypes.c_void_p * 4)(*(each.address for each in own), ctypes.addressof(arguments))
+        parameters = (ctypes.c_void_p * 4)(*(each.address for each in own), ctypes.addressof(arguments))
         grid, block = (plan.grid, 1, 1), (plan.kernel.compiled.config.threads, 1, 1)
-        self._config = _LaunchConfig(grid, block, plan.kernel.shared_bytes)
-        function = plan.kernel.kernel.kernel.ptr
-        self._call = (ctypes.addressof(self._config), function, ctypes.addressof(self._parameters), None)
-        self._kept = plan, own, arguments  # and with the plan the module that the function is of
+        config = _LaunchConfig(grid, block, plan.kernel.shared_bytes)
+        self._stream = _field(config, "stream")
+        function = ctypes.c_void_p.from_param(plan.kernel.kernel.kernel.ptr)
+        self._call = (ctypes.byref(config), function, ctypes.byref(parameters), None)
+        self._kept = plan, maps, arguments, own  # and with the plan the module that the function is of
 
-    def __call__(self, a: int, b: int, out: int, stream: int) -> None:
+    def launch(self, a: int, b: int, out: int, stream: int) -> None:
         """Launches for the matrices at three addresses, on a stream of the current device.
 
         Args:
@@ -92,21 +92,17 @@ class Prepared:
         Raises:
             LaunchError: the driver refused.
         """
-        self.is_busy = True
-        try:
-            arguments = self._arguments
-            self._map_a.value, self._map_b.value = a, b
-            self._map_out.value = arguments.out = out
-            if self._prefetches:
-                arguments.a, arguments.b = a, b
-            self._config.stream = stream
-            status = self._launch(*self._call)
-            if status:
-                self._retry(status)
-        finally:
-            self.is_busy = False
+        self._map_a.value = a
+        self._map_b.value = b
+        self._map_out.value = self._out.value = out
+        if self._prefetches:
+            self._a.value, self._b.value = a, b
+        self._stream.value = stream
+        status = self._driver_launch(*self._call)
+        if status:
+            self._retry(status)
 
-    def with_terms(
+    def launch_with_terms(
         self, a: int, b: int, out: int, stream: int, bias: int, residual: int, alpha: float, beta: float
     ) -> None:
         """The same with an epilogue.
@@ -117,22 +113,24 @@ class Prepared:
         Raises:
             LaunchError: the driver refused.
         """
-        self.is_busy = True
-        try:
-            arguments = self._arguments
-            arguments.bias, arguments.residual = bias, residual
-            arguments.alpha, arguments.beta = alpha, beta
-            self(a, b, out, stream)
-        finally:
-            self.is_busy = False
+        self._bias.value = bias
+        self._residual.value = residual
+        self._alpha.value = alpha
+        self._beta.value = beta
+        self.launch(a, b, out, stream)
 
     def _retry(self, status: int) -> None:
         if status == _INVALID_CONTEXT:
             # A thread that has not used CUDA yet.
             driver.cupy().cuda.runtime.free(0)
-            status = self._launch(*self._call)
+            status = self._driver_launch(*self._call)
         if status:
             raise LaunchError(f"cuLaunchKernelEx returned {status}")
+
+
+def _field(structure: Any, name: str, kind: Any = ctypes.c_uint64) -> Any:
+    """A field of a structure as an object whose `value` is set, which takes less time than to set the field."""
+    return kind.from_address(ctypes.addressof(structure) + getattr(type(structure), name).offset)
 
 
 class _Nowhere:
@@ -200,7 +198,7 @@ def _driver_calls() -> tuple[Any, Any]:
         launch, replace = library.cuLaunchKernelEx, library.cuTensorMapReplaceAddress
     except (OSError, AttributeError) as error:
         raise LaunchError("the CUDA driver library (libcuda.so.1, CUDA 12 or newer) is not there") from error
-    launch.argtypes = [ctypes.c_void_p] * 4
+    # Of a launch all arguments are made ready once: to convert them takes a third of what ctypes adds to a call.
     replace.argtypes = [ctypes.c_void_p] * 2
     launch.restype = replace.restype = ctypes.c_int
     return launch, replace

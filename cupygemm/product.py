@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupygemm import driver
+from cupygemm.arrays import problem_of, unfit_reason
+from cupygemm.capture import is_capturing
 from cupygemm.choice import Choice
+from cupygemm.compiling import StillCompiling
 from cupygemm.config import TMA_ALIGNMENT
-from cupygemm.dispatch import Dispatcher, problem_of, unfit_reason
+from cupygemm.dispatch import Dispatcher
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.epilogue_terms import pair_alignment
@@ -19,7 +22,6 @@ from cupygemm.errors import CaptureError, CompileError, LaunchError
 from cupygemm.fallback import are_arrays, dtype_name, fall_back, needs_cublas, wants_float32
 from cupygemm.fallback_terms import fall_back_with_terms
 from cupygemm.kernel_plan import Plan
-from cupygemm.loading import is_capturing
 from cupygemm.packing import Packing, packing_of
 from cupygemm.packing_cost import pays, slices_pay
 from cupygemm.posing import Posed, overlap, pose
@@ -208,9 +210,11 @@ def _chosen(
     if plan is None:
         return replace(choice, reason=f"{unread}; with a copy: {choice.reason}"), None, None
     try:
-        packing.load()
+        dispatcher.load_packing(problem, a.device.id)
     except (CompileError, LaunchError) as error:
         return Choice("cublas", f"{packing.reason}, but {error}", problem), None, None
+    except StillCompiling as state:
+        return Choice("cublas", f"{packing.reason}, but {state}", problem), None, None
     return replace(choice, reason=f"{choice.reason}; {packing.reason}"), plan, packing
 
 
@@ -307,9 +311,12 @@ def _launch(own: Own, out: Any, terms: Terms) -> Any:
         for of_a, of_b, of_out, of_residual in posed.outer.offsets(result, residual):
             places = shifted(posed.a, of_a), shifted(posed.b, of_b), shifted(target, of_out)
             own.plan(*places, own.bias, shifted(own.residual, of_residual), *terms.factors)
+    elif own.packing is None:
+        own.plan(posed.a, posed.b, target, own.bias, own.residual, *terms.factors)
     else:
-        a, b = (posed.a, posed.b) if own.packing is None else own.packing(posed.a, posed.b)
-        own.plan(a, b, target, own.bias, own.residual, *terms.factors)
+        with own.packing.memory() as buffer:
+            copied = own.packing(posed.a, posed.b, buffer)
+            own.plan(*copied, target, own.bias, own.residual, *terms.factors)
     if out is not None and result is not out:
         out[...] = result
         return out

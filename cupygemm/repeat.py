@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from copy import copy
-from typing import Any, Self
+from typing import Any
 
 from cupygemm import driver
+from cupygemm.capture import is_capturing
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.copies import ITEM_BYTES
 from cupygemm.dtypes import OPERAND_DTYPES
 from cupygemm.epilogue_terms import pair_alignment
 from cupygemm.errors import LaunchError
 from cupygemm.fallback import cupy_matmul
-from cupygemm.loading import is_capturing
 from cupygemm.posing import bounds
 from cupygemm.prepared import Prepared
 from cupygemm.product import Own
@@ -21,7 +20,10 @@ from cupygemm.terms import NO_TERMS, Terms
 
 
 class Repeat:
-    """An own kernel's launch for all arrays like those that it was made for. For one thread.
+    """An own kernel's launch for all arrays like those that it was made for. Safe from several threads.
+
+    A launch is written down before it is made: who makes one takes it from those that nobody is writing. These are as
+    many as were ever made at once, by several threads, or by a signal handler or a finalizer in the middle of another.
 
     Attributes:
         shape, dtype: of the result.
@@ -43,7 +45,8 @@ class Repeat:
             raise LaunchError("the result is copied to out")
         self.shape, self.dtype = own.posed.shape, own.dtype
         left, right = self._read(own)
-        self._launch = Prepared(own.plan, left, right, target, own.bias, own.residual)
+        self._first = Prepared(own.plan, left, right, target, own.bias, own.residual)
+        self._free = [self._first]
         self._a, self._b = _overlapping(a, result), _overlapping(b, result)
         bias, residual = terms.bias, terms.residual
         self._bias = None if bias is None else _overlapping(bias, result)
@@ -52,79 +55,93 @@ class Repeat:
         self._pair_alignment = pair_alignment(own.posed.product_shape[-1], own.dtype.itemsize)
         cupy = driver.cupy()
         self._empty, self._stream = cupy.empty, cupy.cuda.get_current_stream
+        self._device = a.device.id
 
     def _read(self, own: Own) -> tuple[Any, Any]:
         """Operands as the plan takes them."""
         return own.posed.a, own.posed.b
 
-    def of_its_own(self) -> Self:
-        """The same for another thread."""
-        other = copy(self)
-        other._launch = self._launch.of_its_own()
-        return other
-
-    def __call__(self, a: Any, b: Any, out: Any) -> Any:
+    def plain(self, a: Any, b: Any, out: Any) -> Any:
         """The product, or None where the arrays lie so that it has to be decided anew.
 
         Args:
-            a, b, out: arrays like those of before; `out` None for a new array where those were as new ones are.
+            a, b, out: arrays like those of before, on the current device; `out` None for a new array where those were
+                as new ones are.
 
         Raises:
             LaunchError: the driver refused the launch.
         """
         result = self._empty(self.shape, self.dtype) if out is None else out
         a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
-        if (a_place | b_place | place) % TMA_ALIGNMENT or self._launch.is_busy:
+        if (a_place | b_place | place) % TMA_ALIGNMENT:
             return None
         if out is not None and (self._a[0] < place - a_place < self._a[1] or self._b[0] < place - b_place < self._b[1]):
             return None
-        self._launch(a_place, b_place, place, self._stream().ptr)
+        launch = self._taken()
+        try:
+            launch.launch(a_place, b_place, place, self._stream(self._device).ptr)
+        finally:
+            self._free.append(launch)
         return result
 
-    def with_terms(self, a: Any, b: Any, out: Any, terms: Terms) -> Any:
+    def with_terms(self, a: Any, b: Any, out: Any, bias: Any, residual: Any, alpha: float, beta: float) -> Any:
         """The same with an epilogue.
 
         Args:
-            terms: those of before with other arrays like them, or other factors; alpha is 1 if and only if it was.
+            bias, residual: arrays like those of before; None where there was none.
+            alpha, beta: factors, any; but alpha is 1 if the epilogue is "none".
 
         Raises:
-            LaunchError: as a call.
+            LaunchError: as `plain`.
         """
         result = self._empty(self.shape, self.dtype) if out is None else out
         a_place, b_place, place = a.data.ptr, b.data.ptr, result.data.ptr
-        if (a_place | b_place | place) % TMA_ALIGNMENT or self._launch.is_busy:
+        if (a_place | b_place | place) % TMA_ALIGNMENT:
             return None
-        places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
+        places = self._places_of_terms(a_place, b_place, place, out is not None, bias, residual)
         if places is None:
             return None
-        self._queue(a_place, b_place, place, *places, terms)
+        bias_place, residual_place = places
+        self._queue(a_place, b_place, place, bias_place, residual_place, alpha, beta)
         return result
 
-    def _queue(self, a: int, b: int, place: int, bias: int, residual: int, terms: Terms) -> None:
+    def _queue(self, a: int, b: int, place: int, bias: int, residual: int, alpha: float, beta: float) -> None:
         """Launches for arrays at these addresses."""
-        self._launch.with_terms(a, b, place, self._stream().ptr, bias, residual, *terms.factors)
+        launch = self._taken()
+        try:
+            launch.launch_with_terms(a, b, place, self._stream(self._device).ptr, bias, residual, alpha, beta)
+        finally:
+            self._free.append(launch)
 
-    def _places_of_terms(self, a: int, b: int, place: int, is_given: bool, terms: Terms) -> tuple[int, int] | None:
+    def _taken(self) -> Prepared:
+        """One that nobody is writing, to be put back."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._first.of_its_own()
+
+    def _places_of_terms(
+        self, a: int, b: int, place: int, is_given: bool, bias: Any, residual: Any
+    ) -> tuple[int, int] | None:
         """Addresses of bias and residual, 0 for what there is not; None where something lies so that it matters."""
-        bias = 0 if self._bias is None else terms.bias.data.ptr
-        residual = 0 if self._residual is None else terms.residual.data.ptr
-        if (bias | residual) % self._pair_alignment:
+        bias_place = 0 if bias is None else bias.data.ptr
+        residual_place = 0 if residual is None else residual.data.ptr
+        if (bias_place | residual_place) % self._pair_alignment:
             return None
         if not is_given:
-            return bias, residual
+            return bias_place, residual_place
         if self._a[0] < place - a < self._a[1] or self._b[0] < place - b < self._b[1]:
             return None
-        if self._bias is not None and self._bias[0] < place - bias < self._bias[1]:
+        if self._bias is not None and self._bias[0] < place - bias_place < self._bias[1]:
             return None
-        # Each thread reads the residual where it then stores, so the two may be one.
-        one = residual == place and self._residual_is_alike
-        if self._residual is not None and not one and self._residual[0] < place - residual < self._residual[1]:
-            return None
-        return bias, residual
+        if self._residual is not None and self._residual[0] < place - residual_place < self._residual[1]:
+            # Each thread reads the residual where it then stores, so the two may be one.
+            return (bias_place, place) if residual_place == place and self._residual_is_alike else None
+        return bias_place, residual_place
 
 
 class PackedRepeat(Repeat):
-    """The same where operands are copied for the kernel first."""
+    """The same where operands are copied for the kernel first; also while a CUDA graph is being captured."""
 
     def _read(self, own: Own) -> tuple[Any, Any]:
         assert own.packing is not None
@@ -135,27 +152,29 @@ class PackedRepeat(Repeat):
         )
         return own.packing.copied(own.posed.a, own.posed.b)
 
-    def __call__(self, a: Any, b: Any, out: Any) -> Any:
-        return self.with_terms(a, b, out, NO_TERMS)
+    def plain(self, a: Any, b: Any, out: Any) -> Any:
+        return self.with_terms(a, b, out, None, None, 1.0, 1.0)
 
-    def with_terms(self, a: Any, b: Any, out: Any, terms: Terms) -> Any:
+    def with_terms(self, a: Any, b: Any, out: Any, bias: Any, residual: Any, alpha: float, beta: float) -> Any:
         a_place, b_place = a.data.ptr, b.data.ptr
-        if a_place % self._a_alignment or b_place % self._b_alignment or is_capturing():
+        if a_place % self._a_alignment or b_place % self._b_alignment:
             return None
         if self._packing.by_addresses_alone and not (a_place | b_place) % TMA_ALIGNMENT:
             return None
         try:
             result = self._empty(self.shape, self.dtype) if out is None else out
-            buffer = self._empty(self._packing.buffer_bytes, "uint8")
+            memory = self._packing.memory()
         except MemoryError:
             # Perhaps there is enough for `cupy.matmul`.
             return None
         place = result.data.ptr
-        places = self._places_of_terms(a_place, b_place, place, out is not None, terms)
-        if places is None or place % TMA_ALIGNMENT or self._launch.is_busy:
+        places = self._places_of_terms(a_place, b_place, place, out is not None, bias, residual)
+        if places is None or place % TMA_ALIGNMENT:
             return None
-        left, right = self._packing.queue(a_place, b_place, buffer.data.ptr)
-        self._queue(left, right, place, *places, terms)
+        bias_place, residual_place = places
+        with memory as buffer:
+            left, right = self._packing.queue(a_place, b_place, buffer.data.ptr)
+            self._queue(left, right, place, bias_place, residual_place, alpha, beta)
         return result
 
 
@@ -168,14 +187,17 @@ class SlicedRepeat(Repeat):
         assert own.posed.outer is not None
         self._offsets = own.posed.outer.offsets(result, result if terms.residual is None else terms.residual)
 
-    def __call__(self, a: Any, b: Any, out: Any) -> Any:
-        return self.with_terms(a, b, out, NO_TERMS)
+    def plain(self, a: Any, b: Any, out: Any) -> Any:
+        return self.with_terms(a, b, out, None, None, 1.0, 1.0)
 
-    def _queue(self, a: int, b: int, place: int, bias: int, residual: int, terms: Terms) -> None:
-        stream = self._stream().ptr
-        for of_a, of_b, of_out, of_residual in self._offsets:
-            beside = residual + of_residual if residual else 0
-            self._launch.with_terms(a + of_a, b + of_b, place + of_out, stream, bias, beside, *terms.factors)
+    def _queue(self, a: int, b: int, place: int, bias: int, residual: int, alpha: float, beta: float) -> None:
+        stream, launch = self._stream(self._device).ptr, self._taken()
+        try:
+            for of_a, of_b, of_out, of_residual in self._offsets:
+                beside = residual + of_residual if residual else 0
+                launch.launch_with_terms(a + of_a, b + of_b, place + of_out, stream, bias, beside, alpha, beta)
+        finally:
+            self._free.append(launch)
 
 
 class CupysRepeat:
@@ -193,7 +215,7 @@ class CupysRepeat:
         self._a = None if out is None else _overlapping(a, out)
         self._b = None if out is None else _overlapping(b, out)
 
-    def __call__(self, a: Any, b: Any, out: Any) -> Any:
+    def plain(self, a: Any, b: Any, out: Any) -> Any:
         """The product, or None where it has to be decided anew, as it is while a CUDA graph is captured."""
         a_place, b_place = a.data.ptr, b.data.ptr
         if self._starts not in (None, (a_place % TMA_ALIGNMENT, b_place % TMA_ALIGNMENT)) or is_capturing():

@@ -32,7 +32,8 @@ class Repeats:
 
     def __len__(self) -> int:
         """How many the thread at hand knows."""
-        return len(self._threads.calls) + len(self._threads.by_place)
+        known = self._threads.known
+        return len(known.calls) + len(known.by_place)
 
     def answer(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any) -> Any:
         """The product, or None where this call is not like one before, or its arrays lie so that it matters.
@@ -44,17 +45,17 @@ class Repeats:
         Raises:
             LaunchError: the driver refused the launch.
         """
-        known = self._threads
+        known = self._threads.known
         if known.dispatcher is not dispatcher or known.generation != dispatcher.generation:
             known.forget(dispatcher)
-        if not known:
+        if not known.calls and not known.by_place:
             return None
         key = known.key(a, b, out)
         call = known.calls.get(key)
-        result = None if call is None or not known.is_here(a) else call(a, b, out)
+        result = None if call is None or not known.is_here(a) else call.plain(a, b, out)
         if result is None and known.by_place:
             call = known.by_place.get(key)
-            result = None if call is None or not known.is_here(a) else call(a, b, out)
+            result = None if call is None or not known.is_here(a) else call.plain(a, b, out)
         return result
 
     def answer_with_terms(self, dispatcher: Dispatcher, a: Any, b: Any, out: Any, terms: Terms) -> Any:
@@ -63,17 +64,24 @@ class Repeats:
         Raises:
             LaunchError: as `answer`.
         """
-        known = self._threads
+        known = self._threads.known
         if known.dispatcher is not dispatcher or known.generation != dispatcher.generation:
             known.forget(dispatcher)
-        if not known:
+        if not known.calls and not known.by_place:
             return None
         key = known.key_with_terms(a, b, out, terms)
+        bias, _, residual, alpha, beta, _ = terms
         call = known.calls.get(key)
-        result = None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
+        result = (
+            None if call is None or not known.is_here(a) else call.with_terms(a, b, out, bias, residual, alpha, beta)
+        )
         if result is None and known.by_place:
             call = known.by_place.get(key)
-            result = None if call is None or not known.is_here(a) else call.with_terms(a, b, out, terms)
+            result = (
+                None
+                if call is None or not known.is_here(a)
+                else call.with_terms(a, b, out, bias, residual, alpha, beta)
+            )
         return result
 
     def learn(self, generation: int, a: Any, b: Any, out: Any, result: Any, own: Own, terms: Terms = NO_TERMS) -> None:
@@ -85,7 +93,7 @@ class Repeats:
             result: what it came to.
             own: what was decided for it.
         """
-        known = self._threads
+        known = self._threads.known
         if known.dispatcher is None or not generation == known.generation == known.dispatcher.generation:
             return
         known.begin()
@@ -112,7 +120,7 @@ class Repeats:
             generation: as of `learn`.
             a, b, out: as of `matmul`, without terms and options.
         """
-        known = self._threads
+        known = self._threads.known
         if known.dispatcher is None or not generation == known.generation == known.dispatcher.generation:
             return
         known.begin()
@@ -129,7 +137,15 @@ class Repeats:
 
 
 class _Threads(threading.local):
-    """What the thread at hand knows.
+    """What each thread knows: one object, since to look into a thread's own takes longer than into any other."""
+
+    def __init__(self) -> None:
+        # Called again in each thread that comes.
+        self.known = _Known()
+
+
+class _Known:
+    """What a thread knows.
 
     Attributes:
         dispatcher, generation: what they were decided by.
@@ -145,9 +161,6 @@ class _Threads(threading.local):
         self.by_place: dict[Any, Any] = {}
         self.ndarray: Any = None
         self._current: Any = None
-
-    def __bool__(self) -> bool:
-        return bool(self.calls or self.by_place)
 
     def forget(self, dispatcher: Dispatcher) -> None:
         self.dispatcher, self.generation, self.calls, self.by_place = dispatcher, dispatcher.generation, {}, {}

@@ -9,23 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cupygemm import api, compiler, driver, kernel_cache
-from cupygemm.ahead import Kernel, compile_each
+from cupygemm import api, driver, kernel_cache
+from cupygemm.ahead import compile_each
+from cupygemm.arrays import unposed_reason
 from cupygemm.atomic import check_writable
 from cupygemm.bundle import Bundle, gpu_words
 from cupygemm.bundle_check import spec_of
+from cupygemm.capture import is_capturing
+from cupygemm.compiling import PACKING, Compilations, Cubin, compiling_at_once, cubin_of
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import UNUSABLE, Dispatcher, unposed_reason
-from cupygemm.errors import BundleError, CaptureError, CompileError, ProblemError
-from cupygemm.loading import Kernels, compiling_at_once, cubin_key, is_capturing
+from cupygemm.dispatch import UNUSABLE, Dispatcher
+from cupygemm.errors import BundleError, CaptureError, CompileError, LaunchError, ProblemError
+from cupygemm.gapless import Gapless, gapless
 from cupygemm.problem import Problem
 from cupygemm.text import count
 
 Progress = Callable[[int, int], object]
 """Told how many kernels are there, of how many."""
-Cubin = tuple[Any, ...]
-"""A `cubin_key`."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Warmup:
         cublas: problems that `cupy.matmul` computes, and why.
         failed: problems whose kernel cannot be had, and why.
         seconds: how long it took.
+        uncopied: why operands that TMA cannot read cannot be copied for it; None where the kernel that does it is ready
+            too, or none is needed. Problems whose operands always need copies are then among those that failed.
     """
 
     device: DeviceSpec
@@ -51,13 +54,15 @@ class Warmup:
     cublas: dict[Problem, str]
     failed: dict[Problem, str]
     seconds: float
+    uncopied: str | None = None
 
     def __str__(self) -> str:
         kernels = f"{count(self.compiled, 'kernel')} compiled, {self.cached} in the cache before"
         where = "loaded" if self.loaded else "not loaded, since that GPU is not at hand"
         problems = f"{count(len(self.ready), 'problem')} ready, {len(self.cublas)} left to cuBLAS"
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"{gpu_words(self.device)}: {kernels}, {where}; {problems}{failed} ({self.seconds:.1f} s)"
+        uncopied = "" if self.uncopied is None else f", operands cannot be copied for TMA: {self.uncopied}"
+        return f"{gpu_words(self.device)}: {kernels}, {where}; {problems}{failed}{uncopied} ({self.seconds:.1f} s)"
 
 
 def warmup(
@@ -72,8 +77,9 @@ def warmup(
         cupygemm.use("tuned.yaml")
         print(cupygemm.warmup())
 
-    First calls of these problems then neither compile nor load, and can be captured in a CUDA graph. Kernels go to the
-    disk cache, for later processes too. Where the GPU is no Hopper GPU, or there is none, they are compiled for the one
+    First calls of these problems then neither compile nor load, and can be captured in a CUDA graph; also with operands
+    that TMA cannot read, for which one kernel more is compiled, that copies them. Kernels go to the disk cache, for
+    later processes too. Where the GPU is no Hopper GPU, or there is none, they are compiled for the one
     that the bundle was measured on, and not loaded. It does what it is told, whatever CUPYGEMM_COMPILE says, and prints
     nothing.
 
@@ -126,22 +132,27 @@ def warm_up(
         raise CaptureError("a CUDA graph is being captured, and warmup compiles and loads: call it before the capture")
     asked = dispatcher.problems() if problems is None else _checked(problems)
     wanted, cublas = _choose(dispatcher, asked, spec)
-    pairs = {problem: (KernelSpec.of(problem), config) for problem, config in wanted.items()}
-    cubins = {problem: cubin_key(*pair) for problem, pair in pairs.items()}
-    cached, errors = _compile(dispatcher.kernels, pairs.values(), threads, progress)
-    failed = {problem: errors[cubin] for problem, cubin in cubins.items() if cubin in errors}
-    if index is not None:
+    cubins = {problem: cubin_of(KernelSpec.of(problem), config) for problem, config in wanted.items()}
+    different = {cubin.key: cubin for cubin in (*cubins.values(), *([PACKING] if wanted else []))}
+    cached, errors = _compile(dispatcher.kernels.compilations, different, threads, progress)
+    failed = {problem: errors[cubin.key] for problem, cubin in cubins.items() if cubin.key in errors}
+    uncopied = errors.get(PACKING.key)
+    if index is not None and wanted:
         with compiling_at_once():
             failed |= _load(dispatcher, {each: wanted[each] for each in wanted if each not in failed}, index)
+            uncopied = uncopied or _load_packing(dispatcher, next(iter(wanted)), index)
+    if uncopied is not None:
+        failed |= {each: uncopied for each in wanted if each not in failed and _is_copied(each)}
     return Warmup(
         device=spec,
         loaded=index is not None,
-        compiled=len(set(cubins.values())) - cached - len(errors),
+        compiled=len(different) - cached - len(errors),
         cached=cached,
         ready=tuple(problem for problem in wanted if problem not in failed),
         cublas=cublas,
         failed=failed,
         seconds=time.monotonic() - began,
+        uncopied=uncopied,
     )
 
 
@@ -181,16 +192,15 @@ def _checked(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _compile(
-    kernels: Kernels, pairs: Iterable[Kernel], threads: int | None, progress: Progress
-) -> tuple[int, dict[Cubin, str]]:
-    """Compiles into the disk cache; gives how many were there, and what went wrong with which."""
-    different = {cubin_key(*pair): pair for pair in pairs}
-    if not all(compiler.is_cached(*pair) for pair in different.values()):
+    compilations: Compilations, cubins: dict[Any, Cubin], threads: int | None, progress: Progress
+) -> tuple[int, dict[Any, str]]:
+    """Compiles into the disk cache; gives how many were there, and what went wrong with which, by their keys."""
+    if not all(cubin.is_cached() for cubin in cubins.values()):
         # Found out before, not after minutes of compiling.
         check_writable(kernel_cache.folder() / "kernel")
-    found = compile_each(different, kernels.compile, threads, progress)
-    errors = {cubin: str(outcome) for cubin, outcome in found.items() if isinstance(outcome, CompileError)}
-    cached = sum(not isinstance(outcome, CompileError) and outcome[1] for outcome in found.values())
+    found = compile_each(cubins, compilations.compile, threads, progress)
+    errors = {key: str(outcome) for key, outcome in found.items() if isinstance(outcome, CompileError)}
+    cached = sum(outcome is True for outcome in found.values())
     return cached, errors
 
 
@@ -204,3 +214,18 @@ def _load(dispatcher: Dispatcher, wanted: dict[Problem, KernelConfig], index: in
             failed[problem] = str(error)
         dispatcher.choose_for(problem, index)
     return failed
+
+
+def _load_packing(dispatcher: Dispatcher, problem: Problem, index: int) -> str | None:
+    """Loads what copies operands, or gives the reason why it cannot be had."""
+    try:
+        dispatcher.load_packing(problem, index)
+    except (CompileError, LaunchError) as error:
+        return str(error)
+    return None
+
+
+def _is_copied(problem: Problem) -> bool:
+    """Whether operands of a problem are copied for TMA even where their rows lie without gaps."""
+    read = gapless(problem)
+    return isinstance(read, Gapless) and any(copy is not None for copy in read.copies)

@@ -36,6 +36,11 @@ Compute = Callable[[Any, Any, Any], None]
 """`compute(a, b, out)`."""
 
 
+def _address(argument: Any) -> int:
+    """Of what is handed to the driver: as an integer, or made ready for ctypes."""
+    return ctypes.cast(argument, ctypes.c_void_p).value or 0
+
+
 class FakeGraph:
     """A list of captured launches."""
 
@@ -71,6 +76,7 @@ class FakeStream:
     def end_capture(self) -> FakeGraph:
         """The launches since."""
         assert self.gpu.captured is not None, "no capture is under way"
+        assert self.gpu.graph_memory == {}, "the graph could be launched once only"
         graph, self.gpu.captured = FakeGraph(self.gpu, self.gpu.captured), None
         return graph
 
@@ -136,6 +142,7 @@ class FakeGpu:
     clock_us: how long all launches so far took.
     captured: launches of the capture under way.
     replayed: graphs, as launched.
+    graph_memory: what the graph that is being captured has allocated and not freed yet, by address.
     faulted: a kernel has faulted: every synchronisation fails.
     current: devices, the current one last.
     specs: their properties, by index.
@@ -163,12 +170,14 @@ class FakeGpu:
         self.specs = {0: H200, 1: H200}
         self.active_clusters: int | None = None
         self.compiled: list[CompiledKernel] = []
+        self.pages: list[tuple[str, str]] = []
         self.refused: dict[KernelConfig, Exception] = {}
         self.unloadable: set[KernelConfig] = set()
         self.maps: dict[int, tuple[Matrix, Box]] = {}
         self.address_word = 0
         self.launches: list[Launched] = []
         self.packed: list[Packed] = []
+        self.graph_memory: dict[int, DeviceArray] = {}
         self.fallbacks: list[dict[str, Any]] = []
         self.fallback_devices: list[int] = []
         self.accumulate: Callable[[Any, Any], Any] = lambda a, b: a.astype(np.float32) @ b.astype(np.float32)
@@ -187,7 +196,8 @@ class FakeGpu:
         monkeypatch.setattr(driver, "DependentLaunch", self._dependent_launch)
         monkeypatch.setattr(compiler, "compile_kernel", self.compile)
         monkeypatch.setattr(compiler, "is_cached", self.is_cached)
-        monkeypatch.setattr(compiler, "compile_page", lambda page, entry: CompiledPage(Path(page), entry, ""))
+        monkeypatch.setattr(compiler, "compile_page", self.compile_page)
+        monkeypatch.setattr(compiler, "is_page_cached", lambda page, entry: (page, entry) in self.pages)
         monkeypatch.setattr(pack_kernel, "_loaded", {})
         monkeypatch.setattr(tensor_map, "encode", self.encode)
         monkeypatch.setattr(prepared, "copied", lambda each: self.encode(*self.maps.get(each.address, NO_MAP)))
@@ -211,8 +221,9 @@ class FakeGpu:
 
         return launch
 
-    def _launch(self, config: int, function: int, parameters: int, extra: None) -> int:
+    def _launch(self, config: Any, function: Any, parameters: Any, extra: None) -> int:
         """Stands for cuLaunchKernelEx."""
+        config, function, parameters = (_address(each) for each in (config, function, parameters))
         told = prepared._LaunchConfig.from_address(config)
         assert (told.stream or 0) == self.stream.ptr
         (kernel,) = (each for each in self._kernels if each.kernel.ptr == function)
@@ -250,6 +261,12 @@ class FakeGpu:
         kept = config.compiled()
         return any(each.spec == spec and each.config.compiled() == kept for each in self.compiled)
 
+    def compile_page(self, page: str, entry: str) -> CompiledPage:
+        """Stands for `compiler.compile_page`."""
+        if (page, entry) not in self.pages:
+            self.pages.append((page, entry))
+        return CompiledPage(Path(page), entry, "")
+
     def encode(self, matrix: Matrix, box: Box) -> TensorMap:
         """Stands for `tensor_map.encode`."""
         encoded = TensorMap()
@@ -269,6 +286,20 @@ class FakeGpu:
         array.home = FakeDevice(self, self.current[-1])
         self._alive.append(raw)
         return array
+
+    def malloc_async(self, size: int, stream: int) -> int:
+        """Stands for cudaMallocAsync on a captured stream: a node that allocates, at the same address always."""
+        assert (self.captured is not None, stream, size > 0) == (True, self.stream.ptr, True)
+        memory = self.empty(size, np.uint8)
+        self.graph_memory[memory.ctypes.data] = memory
+        self.run(lambda: memory.fill(0xFF))
+        return memory.ctypes.data
+
+    def free_async(self, place: int, stream: int) -> None:
+        """Stands for cudaFreeAsync there: whoever reads it later finds NaN."""
+        assert (self.captured is not None, stream) == (True, self.stream.ptr)
+        memory = self.graph_memory.pop(place)
+        self.run(lambda: memory.fill(0xFF))
 
     def memory(self, matrix: Matrix) -> np.ndarray[Any, Any]:
         """The rows that a descriptor describes, of a stack by matrices; all of them must have been allocated."""
@@ -335,6 +366,11 @@ class FakeGpu:
         """Stands for `elementwise.epilogue_kernel`; takes no time."""
         return lambda *arguments: self.run(lambda: do_epilogue(epilogue, wide, *arguments))
 
+    def current_stream(self, device: int = -1) -> FakeStream:
+        """Stands for `cupy.cuda.get_current_stream`; who names a device must have made it the current one."""
+        assert device in (-1, self.current[-1])
+        return self.stream
+
     def run(self, work: Callable[[], None]) -> None:
         """Does it now, or keeps it where a capture is under way."""
         if self.captured is None:
@@ -368,12 +404,14 @@ class FakeGpu:
             Device=lambda index: FakeDevice(gpu, index),
             Event=Event,
             Stream=lambda non_blocking: gpu.stream,
-            get_current_stream=lambda: gpu.stream,
+            get_current_stream=gpu.current_stream,
             get_elapsed_time=lambda start, end: (end.at_us - start.at_us) / 1000,
             runtime=SimpleNamespace(
                 CUDARuntimeError=CudaError,
                 getDevice=lambda: gpu.current[-1],
                 getDeviceCount=lambda: len(gpu.specs),
+                mallocAsync=gpu.malloc_async,
+                freeAsync=gpu.free_async,
             ),
             driver=SimpleNamespace(CUDADriverError=CudaError),
             function=SimpleNamespace(CPointer=lambda address: SimpleNamespace(address=address)),

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupygemm.compiler import CompiledKernel
+from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.epilogue import NONE, Epilogue
+from cupygemm.epilogue_terms import pair_alignment
 from cupygemm.kernel_plan import _Arguments
 from cupygemm.operands import Operands
 from cupygemm.tensor_map import Matrix
@@ -57,6 +59,7 @@ class FakeKernel:
         # Arguments are copied by the launch: what they point to may be gone when a graph is replayed.
         maps = [gpu.described(pointer.address) for pointer in arguments[:3]]
         told = _Arguments.from_buffer_copy(_Arguments.from_address(arguments[3].address))
+        assert all(each is None or each.pointer % TMA_ALIGNMENT == 0 for each in maps)
         gpu.run(lambda: self._compute(*maps, told))
 
     def _compute(self, map_a: Any, map_b: Any, map_out: Any, told: _Arguments) -> None:
@@ -95,6 +98,8 @@ class FakeKernel:
     def _added(self, told: _Arguments, map_out: Matrix) -> Any:
         """Gives what the epilogue adds, once all has been stored to that can be."""
         spec = self.compiled.spec
+        pairs = pair_alignment(told.n, numpy_dtype(spec.out_dtype).itemsize)
+        assert (told.bias or 0) % pairs == (told.residual or 0) % pairs == 0
         epilogue = Epilogue.parse(spec.epilogue)
         residual: Any = None
         if epilogue.residual:

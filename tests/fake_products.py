@@ -13,6 +13,7 @@ from cupygemm.config import KernelConfig
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.dispatch import Dispatcher
 from cupygemm.problem import Problem
+from cupygemm.repeats import Repeats
 from cupygemm.verify import numpy_dtype
 from tests.fake_gpu import FakeDevice, FakeGpu
 
@@ -26,6 +27,7 @@ def fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     gpu = FakeGpu()
     gpu.install(monkeypatch)
     monkeypatch.setattr(api, "_dispatcher", Dispatcher(may_wait=True))
+    monkeypatch.setattr(api, "_repeats", Repeats())  # which has counted the devices
     monkeypatch.setenv("CUPYGEMM_BUNDLE", settings.NO_BUNDLE)
     return gpu
 

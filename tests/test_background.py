@@ -14,6 +14,7 @@ import pytest
 
 import cupygemm
 from cupygemm import api, compiler
+from cupygemm.compiling import cubin_of
 from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import CaptureError, CompileError, SettingError
 from cupygemm.problem import Problem
@@ -97,7 +98,7 @@ def test_a_kernel_in_the_disk_cache_is_loaded_at_once(
 ) -> None:
     gate.is_open.set()
     cupygemm.use(bundle_of(PROBLEM))
-    api._dispatcher.kernels.compile(*_pair())
+    api._dispatcher.kernels.compilations.compile(cubin_of(*_pair()))
     monkeypatch.setattr(threading, "Thread", None)
     cupygemm.matmul(*operands(gpu))
     assert (len(gpu.launches), gpu.fallbacks) == (1, [])
@@ -134,7 +135,7 @@ def test_a_kernel_that_cannot_be_compiled_is_said_and_tried_once(
     cupygemm.matmul(a, b)
     gate.pass_through()
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("cupygemm.loading", logging.WARNING)
+    assert (record.name, record.levelno) == ("cupygemm.compiling", logging.WARNING)
     assert str(PROBLEM) in record.getMessage()
     assert (record.exc_info is None) == isinstance(error, CompileError)
     for _ in range(3):

@@ -14,8 +14,9 @@ import pytest
 
 import cupygemm
 from cupygemm import api, compiler
+from cupygemm.arrays import unposed_reason
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher, unposed_reason
+from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, CompileError
 from cupygemm.problem import Problem
 from tests.fake_gpu import FakeGpu

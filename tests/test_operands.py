@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm.dispatch import problem_of
+from cupygemm.arrays import problem_of
 from cupygemm.problem import Problem
 from tests.fake_gpu import DeviceArray, FakeDevice, FakeGpu
 from tests.fake_products import (

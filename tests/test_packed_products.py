@@ -9,7 +9,7 @@ import pytest
 
 import cupygemm
 from cupygemm import compiler, driver, product
-from cupygemm.errors import CaptureError, LaunchError
+from cupygemm.errors import LaunchError
 from cupygemm.problem import Problem
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import PROBLEM, SMALL, bundle_of, fresh_gpu, plain, right, stored
@@ -124,24 +124,14 @@ def test_a_matrix_times_its_own_transpose_is_copied_once(gpu: FakeGpu) -> None:
     assert [launch.operands for launch in gpu.packed] == [1, 1, 2]
 
 
-def test_a_copy_is_not_captured(gpu: FakeGpu) -> None:
-    a, b = draw(gpu)
-    with cupygemm.use(bundle_of(ODD, config=DIRECT)):
-        cupygemm.matmul(a, b)
-        gpu.stream.begin_capture()
-        with pytest.raises(CaptureError, match="copies would need memory"):
-            cupygemm.matmul(a, b)
-        gpu.stream.end_capture()
-
-
 def test_what_does_not_pay_or_cannot_be_loaded_is_cupys(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = draw(gpu)
 
-    def refused(self: Any) -> None:
+    def refused(*told: Any) -> None:
         raise LaunchError("no such kernel")
 
     with cupygemm.use(bundle_of(ODD, config=DIRECT)):
-        monkeypatch.setattr("cupygemm.packing.Packing.load", refused)
+        monkeypatch.setattr("cupygemm.loading.Kernels.load_packing", refused)
         choice = cupygemm.explain(a, b)
         assert (choice.kernel, "but no such kernel" in choice.reason) == ("cublas", True)
         monkeypatch.setattr(product, "pays", lambda *told: False)

@@ -157,22 +157,39 @@ def test_another_device(gpu: FakeGpu) -> None:
             cupygemm.plan(*draw(gpu, 1))(*draw(gpu, 1), on_another_device(gpu, 24))
 
 
-def test_threads_do_not_share_what_they_write(gpu: FakeGpu) -> None:
-    with cupygemm.use(bundle_of(PROBLEM)):
-        plan = cupygemm.plan(*draw(gpu, 1))
-    results: dict[int, Any] = {}
+def test_threads_do_not_share_what_they_write(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have written what they launch before the first of them does."""
+    count = 3
+    together = threading.Barrier(count, timeout=20)
+    launch = gpu._launch
 
-    def work(seed: int) -> None:
-        operands = draw(gpu, seed)
-        results[seed] = plan(*operands), right(*operands), plan._repeats.repeat
+    def launch_together(*told: Any) -> int:
+        together.wait()
+        return launch(*told)
 
-    for seed in (3, 4):
-        thread = threading.Thread(target=work, args=(seed,))
-        thread.start()
-        thread.join()
-    for result, wanted, _ in results.values():
-        np.testing.assert_array_equal(plain(result), wanted)
-    assert len({id(repeat) for _, _, repeat in results.values()}) == 2
+    monkeypatch.setattr(gpu, "_launch", launch_together)
+    terms = [{}, {"bias": stored(gpu, (1, 40))[0], "activation": "relu"}]
+    with cupygemm.use(bundle_of(PROBLEM, Problem(24, 40, 16, epilogue="bias_n+relu"))):
+        plans = [cupygemm.plan(*draw(gpu, 1), **each) for each in terms]
+    for plan, planned in zip(plans, terms, strict=True):
+        for _ in range(2):
+            results: list[tuple[Any, Any]] = []
+
+            def work(seed: int, plan: Any = plan, fused: bool = bool(planned), results: Any = results) -> None:
+                a, b = draw(gpu, seed)
+                bias = stored(gpu, (1, 40), seed=seed)[0]
+                wanted = np.maximum(right(a, b) + plain(bias), 0) if fused else right(a, b)
+                results.append((plan(a, b, bias=bias if fused else None), wanted))
+
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(count)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(results) == count
+            for result, wanted in results:
+                np.testing.assert_array_equal(plain(result), wanted)
+        assert len(plan._repeat._free) == count
 
 
 def test_a_plan_is_captured_at_once(gpu: FakeGpu) -> None:

@@ -297,8 +297,8 @@ def test_a_handler_that_multiplies_meanwhile_spoils_nothing(gpu: FakeGpu, monkey
     armed: list[bool] = []
     with cupygemm.use(bundle_of(PROBLEM)):
         cupygemm.matmul(*draw(gpu, 1))
-        (call,) = repeats._threads.calls.values()
-        call._launch._map_b = Interrupting(call._launch._map_b)
+        (call,) = repeats._threads.known.calls.values()
+        call._first._map_b = Interrupting(call._first._map_b)
         a, b = draw(gpu, 7)
         armed.append(True)
         np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))

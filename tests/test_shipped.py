@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from bench import ship
 from cupygemm import bundle_report
+from cupygemm.arrays import unposed_reason
 from cupygemm.bundle import Bundle, Entry
 from cupygemm.bundle_check import findings
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
-from cupygemm.dispatch import unposed_reason
 from cupygemm.errors import FileError
 from cupygemm.in_force import shipped_bundle
 from cupygemm.legality import illegal_reason

@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cupygemm
-from cupygemm import api, cli, compiler, driver
+from cupygemm import api, cli, compiler, driver, pack_kernel, product
 from cupygemm.device import H200
 from cupygemm.errors import BundleError, CaptureError, CompileError, LaunchError, ProblemError
 from cupygemm.problem import Problem
 from cupygemm.warming import warm_up
 from tests.fake_gpu import FakeDevice, FakeGpu
-from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
+from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right, stored
 from tests.test_in_force import slower
 
 OTHER = replace(PROBLEM, m=8, layout="nt")
@@ -50,6 +50,15 @@ def one_device(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "devices", lambda: tuple(gpu.specs))
 
 
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    bundle_of(PROBLEM, OTHER).save(tmp_path / "tuned.yaml")
+    return lambda *args: CliRunner().invoke(cli.main, ["warmup", str(tmp_path / "tuned.yaml"), *args])
+
+
 def capture(gpu: FakeGpu, a: Any, b: Any) -> int:
     out = gpu.empty((a.shape[0], b.shape[1]), np.float16)
     gpu.stream.begin_capture()
@@ -64,10 +73,10 @@ def test_first_calls_find_their_kernels(gpu: FakeGpu) -> None:
     cupygemm.use(bundle_of(PROBLEM, OTHER, replace(PROBLEM, m=16)))
     report = cupygemm.warmup()
     assert (report.device, report.loaded) == (H200, True)
-    assert (report.compiled, report.cached, report.failed, report.cublas) == (2, 0, {}, {})
+    assert (report.compiled, report.cached, report.failed, report.cublas) == (3, 0, {}, {})  # one copies operands
     assert set(report.ready) == {PROBLEM, OTHER, replace(PROBLEM, m=16)}
     assert str(report).startswith(
-        "NVIDIA H200 (132 SMs): 2 kernels compiled, 0 in the cache before, loaded; 3 problems ready, 0 left to cuBLAS ("
+        "NVIDIA H200 (132 SMs): 3 kernels compiled, 0 in the cache before, loaded; 3 problems ready, 0 left to cuBLAS ("
     )
     assert (gpu.launches, gpu.fallbacks) == ([], [])
     compiled = len(gpu.compiled)
@@ -82,7 +91,7 @@ def test_a_second_warmup_finds_all_in_the_cache(gpu: FakeGpu) -> None:
     cupygemm.use(bundle_of(PROBLEM, OTHER))
     cupygemm.warmup()
     report = cupygemm.warmup()
-    assert (report.compiled, report.cached, len(report.ready)) == (0, 2, 2)
+    assert (report.compiled, report.cached, len(report.ready)) == (0, 3, 2)
 
 
 def test_a_bundle_need_not_be_in_force(gpu: FakeGpu, tmp_path: Path) -> None:
@@ -152,6 +161,50 @@ def test_kernels_are_compiled_side_by_side(gpu: FakeGpu, monkeypatch: pytest.Mon
     assert len(cupygemm.warmup(bundle_of(PROBLEM, OTHER), threads=2).ready) == 2
 
 
+def test_operands_can_be_copied_at_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a problem whose rows TMA never reads, and parts of larger arrays."""
+    monkeypatch.setattr(product, "pays", lambda *told: True)
+    odd = replace(PROBLEM, k=15)
+    cupygemm.use(bundle_of(PROBLEM, odd))
+    assert cupygemm.warmup(threads=1).uncopied is None
+    part = stored(gpu, (24, 17))[:, 1:]
+    for a, b in (operands(gpu, odd), (part, stored(gpu, (16, 40)))):
+        gpu.packed.clear()
+        assert capture(gpu, a, b) == 4  # memory, copies, product, memory
+        assert len(gpu.packed) == 1
+    assert gpu.fallbacks == []
+
+
+@pytest.mark.parametrize("stage", ["compiled", "loaded"])
+def test_what_stands_in_the_way_of_copies_is_told(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, run: Run, stage: str
+) -> None:
+    def refuse(*told: Any) -> Any:
+        raise CompileError("NVRTC refused the page", "log") if stage == "compiled" else LaunchError("no such image")
+
+    words = "NVRTC refused the page" if stage == "compiled" else "no such image"
+    if stage == "compiled":
+        monkeypatch.setattr(compiler, "compile_page", refuse)
+    else:
+        monkeypatch.setattr(pack_kernel, "PackKernel", refuse)
+    odd = replace(PROBLEM, k=15)
+    report = cupygemm.warmup(bundle_of(PROBLEM, odd))
+    assert (report.ready, report.failed, report.uncopied) == ((PROBLEM,), {odd: words}, words)
+    assert f"1 failed, operands cannot be copied for TMA: {words} (" in str(report)
+    assert report.compiled == (1 if stage == "compiled" else 2)
+    result = run()  # none of whose problems needs copies
+    assert (result.exit_code, result.stderr) == (1, f"Error: operands cannot be copied for TMA: {words}\n")
+    assert "2 of 2 problems ready" in result.stdout
+    document = json.loads(run("--json").stdout)
+    assert (document["uncopied"], document["failed"]) == (words, [])
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_copies_operands_is_compiled_without_a_gpu(gpu: FakeGpu, run: Run) -> None:
+    assert run().exit_code == 0
+    assert gpu.pages == [(pack_kernel.PAGE, pack_kernel.ENTRY)]
+
+
 @pytest.mark.parametrize("mode", ["now", "background"])
 def test_it_waits_in_every_mode(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     monkeypatch.setenv("CUPYGEMM_COMPILE", mode)
@@ -179,7 +232,7 @@ def test_an_interruption_drops_what_is_not_begun(gpu: FakeGpu, monkeypatch: pyte
     cupygemm.use(bundle_of(*problems))
 
     def interrupt(done: int, total: int) -> None:
-        assert total == len(problems)
+        assert total == len(problems) + 1
         told.set()
         raise KeyboardInterrupt
 
@@ -194,6 +247,7 @@ def test_another_device_is_named_by_its_index(gpu: FakeGpu) -> None:
     with FakeDevice(gpu, 1):
         a, b = operands(gpu)
         assert capture(gpu, a, b) == 1
+    assert list(pack_kernel._loaded) == [1]
     with pytest.raises(CaptureError):
         capture(gpu, *operands(gpu))
 
@@ -201,7 +255,7 @@ def test_another_device_is_named_by_its_index(gpu: FakeGpu) -> None:
 def test_for_another_kind_of_gpu_kernels_are_compiled_and_not_loaded(gpu: FakeGpu) -> None:
     gpu.specs[0] = replace(H200, name="NVIDIA B200", compute_capability=(10, 0))
     report = cupygemm.warmup(bundle_of(PROBLEM, device=H100))
-    assert (report.device.name, report.loaded, report.compiled, report.ready) == (H100.name, False, 1, (PROBLEM,))
+    assert (report.device.name, report.loaded, report.compiled, report.ready) == (H100.name, False, 2, (PROBLEM,))
     assert "not loaded, since that GPU is not at hand" in str(report)
 
 
@@ -234,22 +288,14 @@ def test_a_cache_that_cannot_be_written_is_found_out_before(gpu: FakeGpu, tmp_pa
 
 # The command
 
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    bundle_of(PROBLEM, OTHER).save(tmp_path / "tuned.yaml")
-    return lambda *args: CliRunner().invoke(cli.main, ["warmup", str(tmp_path / "tuned.yaml"), *args])
-
 
 def test_the_command_says_how_it_goes_and_what_came_of_it(run: Run, tmp_path: Path) -> None:
     result = run()
     assert result.exit_code == 0, result.output
     progress, summary = result.stdout.splitlines()
-    assert progress == "2/2 kernels"
+    assert progress == "3/3 kernels"
     folder = tmp_path / "cache" / "kernels"
-    assert summary.startswith(f"{folder}: 2 kernels compiled, 0 there before; 2 of 2 problems ready (")
+    assert summary.startswith(f"{folder}: 3 kernels compiled, 0 there before; 2 of 2 problems ready (")
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -267,7 +313,7 @@ def test_the_bundles_in_force_are_the_default(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_program_gets_one_object(run: Run, gpu: FakeGpu) -> None:
     document = json.loads(run("--json").stdout)
-    assert (document["compiled"], document["cached"], document["loaded"]) == (2, 0, True)
+    assert (document["compiled"], document["cached"], document["loaded"]) == (3, 0, True)
     assert document["ready"] == [PROBLEM.to_dict(), OTHER.to_dict()]
     gpu.unloadable.add(SMALL)
     failed = run("--json")

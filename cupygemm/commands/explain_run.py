@@ -11,12 +11,13 @@ from typing import Any
 import click
 
 from cupygemm import driver
+from cupygemm.arrays import unposed_reason
 from cupygemm.bundle import Bundle, gpu_words
 from cupygemm.bundle_check import spec_of
 from cupygemm.choice import Choice
 from cupygemm.config import KernelSpec, shared_bytes
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher, unposed_reason
+from cupygemm.dispatch import Dispatcher
 from cupygemm.gapless import gapless
 from cupygemm.packing_cost import pays
 from cupygemm.problem import Problem

@@ -43,6 +43,8 @@ def run_warmup(path: Path | None, threads: int | None, as_json: bool) -> None:
         click.echo(line)
     for problem, reason in done.failed.items():
         click.echo(printable(f"{problem}: {' '.join(reason.split())}"), err=True)
+    if done.uncopied is not None and not done.failed:
+        raise CompileError(f"operands cannot be copied for TMA: {' '.join(done.uncopied.split())}")
     if done.failed:
         raise CompileError(f"no kernel for {len(done.failed)} of {count(_num_wanted(done), 'problem')}")
 
@@ -95,6 +97,7 @@ def _as_dict(done: Warmup) -> dict[str, Any]:
         "cublas": _with_reasons(done.cublas),
         "failed": _with_reasons(done.failed),
         "seconds": done.seconds,
+        "uncopied": done.uncopied,
     }
 
 

@@ -58,7 +58,7 @@ def test_other_arrays(problem: Problem) -> None:
 def test_addresses_are_written_into_descriptors() -> None:
     """What is nowhere documented: that it holds of this driver, or that calls take longer, is worth knowing."""
     plan = plan_for(PROBLEMS[0])
-    place = plan._repeats.repeat._launch._map_a
+    place = plan._repeat._first._map_a
     assert not isinstance(place, prepared._PlaceByDriver), "the driver keeps addresses elsewhere than it did"
 
 

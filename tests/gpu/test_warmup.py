@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm import api, compiler, driver
+from cupygemm import api, compiler, driver, pack_kernel, product
 from cupygemm.dispatch import Dispatcher
 from cupygemm.in_force import shipped_bundle
 from cupygemm.problem import Problem
@@ -164,7 +164,7 @@ def test_warmup_makes_first_calls_capturable() -> None:
     cupy = driver.cupy()
     report = cupygemm.warmup(bundle_of(PROBLEMS))
     assert (report.loaded, report.failed, len(report.ready)) == (True, {}, len(PROBLEMS))
-    assert report.compiled == len(PROBLEMS)
+    assert (report.compiled, report.uncopied) == (len(PROBLEMS) + 1, None)  # one copies operands
     operands = {problem: pair(problem) for problem in PROBLEMS}
     wanted = {problem: expected(*each) for problem, each in operands.items()}
     outs = {problem: cupy.empty((problem.m, problem.n), cupy.float16) for problem in PROBLEMS}
@@ -176,6 +176,56 @@ def test_warmup_makes_first_calls_capturable() -> None:
         stream.synchronize()
     for problem in PROBLEMS:
         assert (outs[problem] == wanted[problem]).all(), str(problem)
+
+
+ODD = Problem(96, 96, 95)
+"""Its left operand is copied for TMA."""
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands are copied whatever it costs, and the kernel for it is not loaded."""
+    monkeypatch.setattr(product, "pays", lambda *told: True)
+    monkeypatch.setattr(pack_kernel, "_loaded", {})
+
+
+@pytest.mark.usefixtures("copied")
+def test_warmup_makes_first_calls_with_copies_capturable() -> None:
+    cupy = driver.cupy()
+    a, b = pair(ODD)
+    want, out = expected(a, b), cupy.empty((ODD.m, ODD.n), cupy.float16)
+    bundle = bundle_of({ODD: SMALL})
+    report = cupygemm.warmup(bundle)
+    assert (report.ready, report.uncopied, report.compiled) == ((ODD,), None, 2)
+    cupy.cuda.Device().synchronize()
+    with cupygemm.use(bundle), cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        cupygemm.matmul(a, b, out=out)
+        graph = stream.end_capture()
+        for _ in range(2):
+            out.fill(0)
+            graph.launch(stream)
+            stream.synchronize()
+            assert (out == want).all()
+
+
+@pytest.mark.usefixtures("copied")
+def test_cublas_runs_until_operands_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPYGEMM_COMPILE", "background")
+    a, b = pair(ODD)
+    want = expected(a, b)
+    driver.cupy().matmul(a, b)
+    compiler.nvrtc_version()
+    with cupygemm.use(bundle_of({ODD: SMALL})):
+        began = time.perf_counter()
+        assert (cupygemm.matmul(a, b) == want).all()
+        took = time.perf_counter() - began
+        assert cupygemm.explain(a, b).kernel == "cublas"
+        finish()
+        for _ in range(2):
+            assert (cupygemm.matmul(a, b) == want).all()
+        assert cupygemm.explain(a, b).kernel == "own"
+    assert took < 0.5, f"the first call waited for {took:.2f} s"
 
 
 def test_stacks_of_bfloat16_wait_for_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cupygemm import compiler, driver, kernel_cache, warming
+from cupygemm import compiler, driver, kernel_cache, pack_kernel, warming
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.problem import Problem
 from tests.fake_products import bundle_of
@@ -30,12 +30,13 @@ def test_the_cache_is_filled_without_a_gpu() -> None:
     pairs = [(KernelSpec.of(problem), TINY) for problem in PROBLEMS]
     assert not any(compiler.is_cached(*pair) for pair in pairs)
     report = warming.warmup(bundle)
-    assert (report.compiled, report.cached, report.failed, report.loaded) == (2, 0, {}, False)
+    assert (report.compiled, report.cached, report.failed, report.loaded) == (3, 0, {}, False)
+    assert (report.uncopied, pack_kernel.is_compiled()) == (None, True)
     assert all(compiler.is_cached(*pair) for pair in pairs)
-    assert len(kernel_cache.kernels()) == 2
+    assert len(kernel_cache.kernels()) == 3
     kernel_cache.kernels()[0].with_suffix(".json").unlink()
     report = warming.warmup(bundle, threads=1)
-    assert (report.compiled, report.cached) == (1, 1)
+    assert (report.compiled, report.cached) == (1, 2)
 
 
 def test_python_goes_on_while_nvrtc_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

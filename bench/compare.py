@@ -1,4 +1,6 @@
-"""Compares our strategies with other people's optimisers on recorded tables and writes bench/results/compare.json.
+"""Compares our strategies with other people's optimisers on recorded tables.
+
+Writes bench/results/compare.json, and the scores on our own tables alone to search.json beside it.
 
     python -m bench.compare --seeds 30 -o bench/results/compare.json
 
@@ -42,6 +44,8 @@ from cupygemm.results import COMPARISON_SCHEMA, write_results
 
 BUDGETS = (50, 150, 500)
 SEEDS = 30
+SCORES = "search.json"
+"""What is written beside the comparison: its scores on our own tables, in a form that other programs rely on."""
 ONE_THREAD = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
@@ -78,6 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not document["groups"]:
         parser.exit(1, "no strategy has been run on all tables of a group yet: nothing is written\n")
     write_results(options.output, document)
+    brief = summary.for_programs(document)
+    if brief is not None:
+        write_results(options.output.with_name(SCORES), brief)
     if options.picture is not None:
         picture.draw(document, options.picture)
     return 0

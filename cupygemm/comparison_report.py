@@ -37,6 +37,24 @@ def scores(document: Mapping[str, Any]) -> list[str]:
     return [part for group in document["groups"] for part in _group(group, budgets)]
 
 
+def brief(document: Mapping[str, Any]) -> str:
+    """Score and standard error of every strategy.
+
+    Args:
+        document: of `results.SEARCH_SCHEMA`.
+    """
+    budgets = [str(budget) for budget in document["budgets"]]
+    rows = [
+        [
+            strategy_name(name),
+            *(f"{each['score'][budget]:.3f} ± {each['stderr'][budget]:.3f}" for budget in budgets),
+            MISSING if each["evals_to_99_median"] is None else f"{each['evals_to_99_median']:.0f}",
+        ]
+        for name, each in document["strategies"].items()
+    ]
+    return table(["strategy", *(f"score after {budget}" for budget in budgets), "to 99%"], rows)
+
+
 def _group(group: Mapping[str, Any], budgets: Sequence[str]) -> list[str]:
     points = sorted({each["points"] for each in group["tables"]})
     sizes = f"{points[0]:,}" if len(points) == 1 else f"{points[0]:,} to {points[-1]:,}"

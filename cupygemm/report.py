@@ -19,6 +19,7 @@ from cupygemm.results import (
     COMPARISON_SCHEMA,
     REPORT_SCHEMA,
     RESULTS_SCHEMA,
+    SEARCH_SCHEMA,
     TRANSFER_SCHEMA,
     times_finding,
 )
@@ -184,6 +185,11 @@ def render_comparison(document: Mapping[str, Any]) -> str:
     return "\n\n".join([*comparison_report.parts(document), origin(document)])
 
 
+def render_search(document: Mapping[str, Any]) -> str:
+    """The scores of strategies on our own tables, and where they come from."""
+    return "\n\n".join([comparison_report.brief(document), origin(document)])
+
+
 def render_transfer(document: Mapping[str, Any]) -> str:
     """What suggestions for held-out problems find, and where the figures come from."""
     return "\n\n".join([*transfer_report.parts(document), origin(document)])
@@ -193,6 +199,7 @@ RENDERERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     RESULTS_SCHEMA: render_times,
     REPORT_SCHEMA: render_report,
     COMPARISON_SCHEMA: render_comparison,
+    SEARCH_SCHEMA: render_search,
     TRANSFER_SCHEMA: render_transfer,
 }
 

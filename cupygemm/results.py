@@ -13,6 +13,8 @@ from cupygemm.atomic import write_atomically
 RESULTS_SCHEMA = "cupygemm.results/1"
 REPORT_SCHEMA = "cupygemm.report/1"
 COMPARISON_SCHEMA = "cupygemm.comparison/1"
+SEARCH_SCHEMA = "cupygemm.search/1"
+"""Of a comparison, the scores on our own tables alone, for other programs."""
 TRANSFER_SCHEMA = "cupygemm.transfer/1"
 
 _NAMED = ("m", "n", "k", "a_dtype", "b_dtype", "out_dtype", "layout")

@@ -16,10 +16,11 @@ from bench import compare
 from bench.comparison import cases, contenders, kernel_tuner_runs, optuna_runs, own, picture, policies, summary
 from bench.comparison.contenders import Outcome
 from bench.comparison.progress import Key, Progress
+from cupygemm import report
 from cupygemm.comparison_report import _level
 from cupygemm.errors import ConfigError, FileError
 from cupygemm.report import render
-from cupygemm.results import COMPARISON_SCHEMA
+from cupygemm.results import COMPARISON_SCHEMA, SEARCH_SCHEMA
 from cupygemm.search.families import family
 from cupygemm.search.seeds import SUGGESTED, by_turns
 from cupygemm.search.strategies import StrategyContext, make_strategy
@@ -302,6 +303,15 @@ def test_a_comparison_goes_on_where_it_ended_and_is_shown_whole(tmp_path: Path, 
     assert all(text.count(f"| {name} |") >= 2 for name in second["groups"][0]["strategies"])
     assert "Searched with 2 of 30 seeds at the least" in text
     assert "Not run" not in text
+    brief = report.read_file(tmp_path / "search.json")
+    assert (brief["schema"], brief["seeds"], brief["budgets"]) == (SEARCH_SCHEMA, 2, [5, 20])
+    assert brief["tables"] == [each["name"] for each in second["groups"][0]["tables"]]
+    whole = second["groups"][0]["strategies"]
+    assert {name: each["score"] for name, each in brief["strategies"].items()} == {
+        name: each["score"] for name, each in whole.items()
+    }
+    assert set(brief["strategies"]["cma"]["per_table"]) == set(brief["tables"])
+    assert render(brief).count("\n| ") >= len(whole)
     assert picture.digest(first) in drawn.read_text()
     assert picture.digest(second) not in drawn.read_text()
 

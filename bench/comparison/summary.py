@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.comparison import contenders
-from bench.comparison.cases import Case
+from bench.comparison.cases import RECORDED, Case
 from bench.comparison.contenders import Outcome
+from cupygemm.results import SEARCH_SCHEMA
 from cupygemm.search.scoring import expected_best, score
 
 Searches = Mapping[str, Mapping[int, Mapping[str, Outcome]]]
@@ -46,6 +47,37 @@ def group(cases: Sequence[Case], searches: Searches, budgets: Sequence[int]) -> 
             for case in cases
         ],
         "strategies": {CHANCE: {**_random(chance, budgets), "curve": {"score": [0.0] * len(points)}}, **strategies},
+    }
+
+
+def for_programs(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The scores on our own tables as `results.SEARCH_SCHEMA` has them; None where none of those was searched.
+
+    Args:
+        document: of `results.COMPARISON_SCHEMA`.
+    """
+    ours = next((each for each in document["groups"] if each["name"] == RECORDED), None)
+    if ours is None:
+        return None
+    drawn = [each["seeds"] for each in ours["strategies"].values() if each["draws_lots"]]
+    return {
+        "schema": SEARCH_SCHEMA,
+        "name": "search",
+        "command": document["command"],
+        "provenance": document["provenance"],
+        "tables": [each["name"] for each in ours["tables"]],
+        "budgets": document["budgets"],
+        "seeds": min(drawn, default=None),
+        "strategies": {
+            name: {
+                "seeded": each["seeded"],
+                "score": each["score"],
+                "stderr": each["stderr"],
+                "evals_to_99_median": each["levels"]["99"]["evaluations"],
+                "per_table": {table: found["score"] for table, found in each["per_table"].items()},
+            }
+            for name, each in ours["strategies"].items()
+        },
     }
 
 

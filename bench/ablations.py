@@ -31,9 +31,9 @@ from bench.comparison.cases import RECORDED, Source, load, sources
 from bench.comparison.contenders import Outcome, outcome_of
 from bench.comparison.progress import Key, Progress
 from bench.comparison.summary import Searches
-from cupygemm import provenance
 from cupygemm.errors import CupygemmError
-from cupygemm.results import write_report
+from cupygemm.measuring import provenance
+from cupygemm.measuring.results import write_report
 
 BUDGETS = (50, 150)
 

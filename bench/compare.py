@@ -38,9 +38,9 @@ from bench.comparison import contenders, own, picture, policies, summary
 from bench.comparison.cases import RECORDED, Source, load, sources
 from bench.comparison.contenders import Outcome
 from bench.comparison.progress import Key, Progress
-from cupygemm import provenance
 from cupygemm.errors import CupygemmError
-from cupygemm.results import COMPARISON_SCHEMA, write_results
+from cupygemm.measuring import provenance
+from cupygemm.measuring.results import COMPARISON_SCHEMA, write_results
 
 BUDGETS = (50, 150, 500)
 SEEDS = 30

@@ -21,8 +21,9 @@ from typing import Any
 import click
 
 from bench.command import command_line
-from cupygemm import driver, provenance
-from cupygemm.results import write_report
+from cupygemm.kernels import driver
+from cupygemm.measuring import provenance
+from cupygemm.measuring.results import write_report
 
 TESTS = Path(__file__).parent.parent / "tests" / "gpu"
 ALONE = ("test_counted.py", "test_warmup.py")

@@ -30,9 +30,10 @@ import click
 
 import cupygemm
 from bench.command import command_line
-from cupygemm import driver, provenance
 from cupygemm.atomic import write_atomically
-from cupygemm.results import write_report
+from cupygemm.kernels import driver
+from cupygemm.measuring import provenance
+from cupygemm.measuring.results import write_report
 from tests.fuzzing import kernels
 from tests.fuzzing.cases import Case
 from tests.fuzzing.examine import Examiner, Failure, on_gpu

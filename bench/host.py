@@ -20,12 +20,13 @@ import click
 
 import cupygemm
 from bench.command import command_line
-from cupygemm import driver, provenance
-from cupygemm.dispatch import Dispatcher
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import BundleError
-from cupygemm.prepared import Prepared
+from cupygemm.kernels import driver
+from cupygemm.measuring import provenance
+from cupygemm.measuring.results import write_report
 from cupygemm.problem import Problem
-from cupygemm.results import write_report
+from cupygemm.runtime.prepared import Prepared
 
 CALLS = 400
 """Of one run: fewer than the driver queues before it makes the host wait."""

@@ -22,27 +22,28 @@ import click
 from bench.command import command_line
 from bench.relatives import Best, bests, relatives
 from bench.steps import STEPS, Steps
-from cupygemm import driver, provenance
-from cupygemm.ahead import compile_ahead
-from cupygemm.benchmark import OWN, result_row
-from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
-from cupygemm.compiler import compile_kernel, source_digest
+from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import CupygemmError, VerificationError
-from cupygemm.gpu_lock import holding_gpu
-from cupygemm.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels import driver
+from cupygemm.kernels.ahead import compile_ahead
+from cupygemm.kernels.compiler import compile_kernel, source_digest
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels.operands import Launch
 from cupygemm.legality import illegal_reason
-from cupygemm.measure import Bench
 from cupygemm.measurement import Measurement, Status
+from cupygemm.measuring import provenance
+from cupygemm.measuring.benchmark import OWN, result_row
+from cupygemm.measuring.gpu_lock import holding_gpu
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.results import times_document, write_results
+from cupygemm.measuring.suites import SIXTEEN_BITS, SUITES
+from cupygemm.measuring.timing import CUBLAS, CUBLASLT, QUICK, THOROUGH, Timing
 from cupygemm.names import ROTATED, SUSTAINED
-from cupygemm.operands import Launch
 from cupygemm.problem import Problem
-from cupygemm.results import times_document, write_results
 from cupygemm.search.guesses import guesses
 from cupygemm.search.suggest import suggestions
-from cupygemm.suites import SIXTEEN_BITS, SUITES
-from cupygemm.timing import CUBLAS, CUBLASLT, QUICK, THOROUGH, Timing
 
 GUESSED = "grid_sample"
 """A suite whose steps are suggested by search/suggest.py and guessed by search/guesses.py, by turns, or were best for

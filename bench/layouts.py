@@ -14,16 +14,17 @@ from typing import Any
 import click
 
 from bench.command import command_line
-from cupygemm import driver, provenance
-from cupygemm.bundle import Bundle
-from cupygemm.dispatch import Dispatcher
+from cupygemm.bundles.bundle import Bundle
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import BundleError, VerificationError
-from cupygemm.measure import Bench
+from cupygemm.kernels import driver
+from cupygemm.kernels.operands import Launch, Operands
+from cupygemm.measuring import provenance
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.results import write_report
+from cupygemm.measuring.timing import CUBLAS, THOROUGH
 from cupygemm.names import ROTATED
-from cupygemm.operands import Launch, Operands
 from cupygemm.problem import LAYOUTS, Problem
-from cupygemm.results import write_report
-from cupygemm.timing import CUBLAS, THOROUGH
 
 
 @click.command()

@@ -22,28 +22,29 @@ import numpy as np
 
 from bench.command import command_line
 from bench.packing_cases import CASES, Case, draw, problem_of
-from cupygemm import driver, provenance, verify
-from cupygemm.ahead import compile_ahead
-from cupygemm.compiler import compile_kernel
+from cupygemm.bundles.in_force import shipped_bundle
+from cupygemm.choosing.defaults import default_config
 from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.cublas import Cublas
-from cupygemm.defaults import default_config
 from cupygemm.epilogue import NONE
 from cupygemm.errors import VerificationError
-from cupygemm.gpu_lock import holding_gpu
-from cupygemm.graphs import TimedGraph, capture, interleave
-from cupygemm.in_force import shipped_bundle
-from cupygemm.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels import driver
+from cupygemm.kernels.ahead import compile_ahead
+from cupygemm.kernels.compiler import compile_kernel
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels.operands import Launch, Operands
 from cupygemm.legality import illegal_reason
-from cupygemm.measure import WRONG_BASELINE
 from cupygemm.measurement import spread
-from cupygemm.operands import Launch, Operands
-from cupygemm.packing import Packing, packing_of
-from cupygemm.packing_cost import cupy_us, own_us, pack_us, pays
-from cupygemm.posing import pose
+from cupygemm.measuring import provenance, verify
+from cupygemm.measuring.cublas import Cublas
+from cupygemm.measuring.gpu_lock import holding_gpu
+from cupygemm.measuring.graphs import TimedGraph, capture, interleave
+from cupygemm.measuring.measure import WRONG_BASELINE
+from cupygemm.measuring.results import write_report
 from cupygemm.problem import Problem
-from cupygemm.results import write_report
-from cupygemm.stacks import pose_stack
+from cupygemm.views.packing import Packing, packing_of
+from cupygemm.views.packing_cost import cupy_us, own_us, pack_us, pays
+from cupygemm.views.posing import pose
+from cupygemm.views.stacks import pose_stack
 
 MAX_SETS = 100
 GRAPH_US = 500.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupygemm import driver
+from cupygemm.kernels import driver
 from cupygemm.problem import Problem
 
 View = Callable[[Any], Any]

@@ -21,8 +21,8 @@ from bench.comparison.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VER
 from bench.comparison.picture import COLOURS
 from bench.comparison.summary import CHANCE
 from cupygemm.errors import CupygemmError, FileError
-from cupygemm.report import read_file
-from cupygemm.results import COMPARISON_SCHEMA, TRANSFER_SCHEMA
+from cupygemm.measuring.results import COMPARISON_SCHEMA, TRANSFER_SCHEMA
+from cupygemm.reports.report import read_file
 
 STRATEGIES, SUGGESTIONS = "strategies.svg", "suggestions.svg"
 LEAST_SCORE = -1.0

@@ -20,14 +20,14 @@ import numpy as np
 
 from bench.command import command_line
 from bench.shapes import posed, training
-from cupygemm import provenance
+from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200
 from cupygemm.epilogue import NONE
 from cupygemm.errors import FileError
-from cupygemm.in_force import shipped_bundle
+from cupygemm.measuring import provenance
+from cupygemm.measuring.results import write_results
 from cupygemm.problem import Problem
-from cupygemm.results import write_results
 from cupygemm.search.portfolio import choose, compiled, estimated_scores, kernels, recorded_scores, untried_kernels
 from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.table import Table

@@ -16,14 +16,15 @@ from typing import Any
 import click
 
 from bench.command import command_line
-from cupygemm import driver, provenance, verify
-from cupygemm.bundle import Bundle
-from cupygemm.counters import number, read_counters
-from cupygemm.cublas import Cublas
-from cupygemm.dispatch import Dispatcher
+from cupygemm.bundles.bundle import Bundle
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import BundleError
+from cupygemm.kernels import driver
+from cupygemm.measuring import provenance, verify
+from cupygemm.measuring.counters import number, read_counters
+from cupygemm.measuring.cublas import Cublas
+from cupygemm.measuring.results import write_report
 from cupygemm.problem import Problem
-from cupygemm.results import write_report
 
 METRICS = {
     "gpu__time_duration.sum": "duration_ns",

@@ -19,12 +19,13 @@ from pathlib import Path
 import click
 
 from bench.command import command_line
-from cupygemm import driver, provenance, verify
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import VerificationError
-from cupygemm.packing import Packing, packing_of
+from cupygemm.kernels import driver
+from cupygemm.measuring import provenance, verify
+from cupygemm.measuring.results import write_report
 from cupygemm.problem import Problem
-from cupygemm.results import write_report
+from cupygemm.views.packing import Packing, packing_of
 from tests.gpu.protocol import CONFIGS, Checks, Kernels, fitting, fused_problems, operands, stacked_problems
 
 TOOLS = ("memcheck", "racecheck")

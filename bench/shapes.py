@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.dtypes import DTYPES
-from cupygemm.in_force import shipped_bundle
-from cupygemm.placement import misaligned_reason
+from cupygemm.kernels.placement import misaligned_reason
 from cupygemm.problem import Problem
 from cupygemm.search.recorded import recorded_tables
 

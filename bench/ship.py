@@ -16,18 +16,18 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from cupygemm.arrays import unposed_reason
 from cupygemm.atomic import write_atomically
-from cupygemm.bundle import Bundle, Entry, SearchInfo, merged_all, new_bundle
-from cupygemm.bundle_check import findings
+from cupygemm.bundles.bundle import Bundle, Entry, SearchInfo, merged_all, new_bundle
+from cupygemm.bundles.bundle_check import findings
 from cupygemm.errors import CupygemmError
-from cupygemm.kernel_source import source_digest
+from cupygemm.kernels.kernel_source import source_digest
 from cupygemm.search.outcome import BundleFile
 from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.target import replay_target
 from cupygemm.search.tune import Budget, tune
 from cupygemm.text import count
+from cupygemm.views.arrays import unposed_reason
 
 SHIPPED = Path("cupygemm/bundles/h200.yaml")
 STRATEGY = "exhaustive"

@@ -17,9 +17,9 @@ import click
 from bench.command import command_line
 from bench.portfolio import read_kernels
 from bench.shapes import LEARNT_PROJECTIONS
-from cupygemm import provenance
+from cupygemm.choosing.forecast import LEAST, MARGIN
 from cupygemm.errors import CupygemmError
-from cupygemm.forecast import LEAST, MARGIN
+from cupygemm.measuring import provenance
 from cupygemm.problem import Problem
 from cupygemm.search.forecasting import learn, outcomes, read_survey, rows_of, summary
 

@@ -18,15 +18,16 @@ import click
 
 import cupygemm
 from bench.command import command_line
-from cupygemm import driver, provenance, verify
 from cupygemm.errors import VerificationError
-from cupygemm.gpu_lock import holding_gpu
-from cupygemm.graphs import capture
-from cupygemm.operands import Operands
+from cupygemm.kernels import driver
+from cupygemm.kernels.operands import Operands
+from cupygemm.measuring import provenance, verify
+from cupygemm.measuring.gpu_lock import holding_gpu
+from cupygemm.measuring.graphs import capture
+from cupygemm.measuring.results import write_report
+from cupygemm.measuring.timing import num_launches, num_sets
+from cupygemm.measuring.verify import Reference
 from cupygemm.problem import Problem
-from cupygemm.results import write_report
-from cupygemm.timing import num_launches, num_sets
-from cupygemm.verify import Reference
 
 ROUNDS = 30
 WARM_ROUNDS = 10

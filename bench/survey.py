@@ -26,15 +26,15 @@ from bench.command import command_line
 from bench.portfolio import read_kernels
 from bench.shapes import posed, training
 from bench.survey_jobs import SURVEY_JOBS
-from cupygemm import provenance
-from cupygemm.compiler import source_digest
+from cupygemm.choosing.estimate import estimated_us
+from cupygemm.choosing.fitting import fitted
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import CupygemmError, FileError, LaunchError
-from cupygemm.estimate import estimated_us
-from cupygemm.fitting import fitted
+from cupygemm.kernels.compiler import source_digest
 from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement
+from cupygemm.measuring import provenance
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_runner import GpuRunner
 from cupygemm.search.space import FIELD_NAMES

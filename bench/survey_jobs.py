@@ -10,19 +10,19 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from cupygemm import driver
-from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CupygemmError
-from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.measure import Bench
+from cupygemm.kernels import driver
+from cupygemm.kernels.compiler import CompiledKernel
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels.operands import Launch, Operands
 from cupygemm.measurement import Measurement, Status
-from cupygemm.measuring_stream import is_usable
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.measuring_stream import is_usable
+from cupygemm.measuring.timing import CUBLAS, Effort, good_us
 from cupygemm.names import ROTATED
-from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS, Jobs, Outcome, bench_of
-from cupygemm.timing import CUBLAS, Effort, good_us
 
 TIMED_US = 250_000.0
 """About what all rounds of a shape take together."""

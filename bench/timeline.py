@@ -18,19 +18,20 @@ import click
 import numpy as np
 
 from bench.command import command_line
-from cupygemm import compiler, driver, kernel_source, provenance
-from cupygemm.bundle import Bundle
-from cupygemm.compiler import CompiledKernel
+from cupygemm.bundles.bundle import Bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import BundleError
-from cupygemm.gpu_lock import holding_gpu
-from cupygemm.graphs import capture
-from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.measure import Bench
+from cupygemm.kernels import compiler, driver, kernel_source
+from cupygemm.kernels.compiler import CompiledKernel
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
+from cupygemm.measuring import provenance
+from cupygemm.measuring.gpu_lock import holding_gpu
+from cupygemm.measuring.graphs import capture
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.results import write_report
+from cupygemm.measuring.timing import num_launches
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
-from cupygemm.results import write_report
-from cupygemm.timing import num_launches
 
 ONCE = ("entry", "entry_ns", "first_load", "first_stage")
 """In cycles of the CTA's SM, but for what is in ns: the kernel begins; the producer issues its first load; the first

@@ -24,10 +24,10 @@ from rich.progress import track
 
 from bench.command import command_line
 from bench.heuristics import GPUS, Heuristics, Suggestion, nearest, unavailable, version
-from cupygemm import provenance
+from cupygemm.choosing.estimate import estimated_us
 from cupygemm.config import KernelConfig
-from cupygemm.estimate import estimated_us
-from cupygemm.results import TRANSFER_SCHEMA, write_results
+from cupygemm.measuring import provenance
+from cupygemm.measuring.results import TRANSFER_SCHEMA, write_results
 from cupygemm.search.families import family
 from cupygemm.search.recorded import Recorded, recorded_tables
 from cupygemm.search.replay import ReplayRunner

@@ -26,23 +26,24 @@ from bench import shapes
 from bench.command import command_line
 from bench.survey_jobs import CONTIGUOUS, closed, without_gaps
 from bench.survey_jobs import effort as survey_effort
-from cupygemm import driver, provenance
-from cupygemm.ahead import compile_ahead
-from cupygemm.benchmark import OWN, result_row
-from cupygemm.choice import Choice
+from cupygemm.choosing.choice import Choice
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
-from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import CupygemmError, VerificationError
-from cupygemm.gpu_lock import holding_gpu
-from cupygemm.measure import WRONG_BASELINE, Bench
-from cupygemm.measuring_stream import is_usable
+from cupygemm.kernels import driver
+from cupygemm.kernels.ahead import compile_ahead
+from cupygemm.kernels.operands import Launch, Operands
+from cupygemm.measuring import provenance
+from cupygemm.measuring.benchmark import OWN, result_row
+from cupygemm.measuring.gpu_lock import holding_gpu
+from cupygemm.measuring.measure import WRONG_BASELINE, Bench
+from cupygemm.measuring.measuring_stream import is_usable
+from cupygemm.measuring.results import times_document, write_results
+from cupygemm.measuring.timing import CUBLAS
 from cupygemm.names import ROTATED
-from cupygemm.operands import Launch, Operands
 from cupygemm.problem import Problem
-from cupygemm.product import Own, decide
-from cupygemm.results import times_document, write_results
-from cupygemm.timing import CUBLAS
+from cupygemm.runtime.product import Own, decide
 
 DECISIONS = 5
 """Timed for a shape, of which the median counts."""

@@ -1,4 +1,4 @@
-// What a launch tells the kernel, beside the tensor maps: `_Arguments` of cupygemm/kernel_plan.py.
+// What a launch tells the kernel, beside the tensor maps: `_Arguments` of cupygemm/kernels/kernel_plan.py.
 #pragma once
 #include "raster.cuh"
 

@@ -20,7 +20,7 @@ constexpr int PACK_CHUNKS = 4;
 constexpr int CHUNK_ELEMENTS = 8;
 constexpr int WARP_LANES = 32;
 
-// One operand: `_Operand` of cupygemm/pack_kernel.py. Strides of the source are in elements, and may be negative or 0. The
+// One operand: `_Operand` of cupygemm/kernels/pack_kernel.py. Strides of the source are in elements, and may be negative or 0. The
 // copy has `chunks` chunks in all and `row_chunks` a row; a matrix has `matrix_rows` rows.
 struct PackedOperand {
     const uint16_t* source;

@@ -9,7 +9,7 @@ struct TileIndex {
 };
 
 // Division by what only the host knows, without a division: n · multiplier >> shift for 0 <= n < 2^31
-// (cupygemm/raster.py computes both). The first load of a kernel waits for two of them.
+// (cupygemm/kernels/raster.py computes both). The first load of a kernel waits for two of them.
 struct Divisor {
     uint32_t divisor;
     uint32_t multiplier;

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from cupygemm.api import explain, matmul, plan, use
-    from cupygemm.bundle import Bundle
+    from cupygemm.bundles.bundle import Bundle
     from cupygemm.config import KernelConfig, KernelSpec
     from cupygemm.device import DeviceSpec
-    from cupygemm.environment import show_config
     from cupygemm.errors import (
         BundleError,
         CaptureError,
@@ -32,13 +30,15 @@ if TYPE_CHECKING:
         SettingError,
         VerificationError,
     )
-    from cupygemm.patching import patch
-    from cupygemm.planned import MatmulPlan
+    from cupygemm.machine.environment import show_config
     from cupygemm.problem import Problem
-    from cupygemm.warming import warmup
+    from cupygemm.runtime.api import explain, matmul, plan, use
+    from cupygemm.runtime.patching import patch
+    from cupygemm.runtime.planned import MatmulPlan
+    from cupygemm.runtime.warming import warmup
 
 _MODULE_OF = {
-    "Bundle": "bundle",
+    "Bundle": "bundles.bundle",
     "BundleError": "errors",
     "CaptureError": "errors",
     "CompileError": "errors",
@@ -49,18 +49,18 @@ _MODULE_OF = {
     "KernelConfig": "config",
     "KernelSpec": "config",
     "LaunchError": "errors",
-    "MatmulPlan": "planned",
+    "MatmulPlan": "runtime.planned",
     "Problem": "problem",
     "ProblemError": "errors",
     "SettingError": "errors",
     "VerificationError": "errors",
-    "explain": "api",
-    "matmul": "api",
-    "patch": "patching",
-    "plan": "api",
-    "show_config": "environment",
-    "use": "api",
-    "warmup": "warming",
+    "explain": "runtime.api",
+    "matmul": "runtime.api",
+    "patch": "runtime.patching",
+    "plan": "runtime.api",
+    "show_config": "machine.environment",
+    "use": "runtime.api",
+    "warmup": "runtime.warming",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupygemm.trees import Floats, Trees
+from cupygemm.choosing.trees import Floats, Trees
 
 Values = NDArray[np.float64]
 

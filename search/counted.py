@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cupygemm import driver, verify
-from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.counters import DRAM_READ_BYTES, DRAM_WRITE_BYTES, L2_HIT_PCT, number, read_counters
 from cupygemm.errors import LaunchError
-from cupygemm.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels import driver
+from cupygemm.kernels.compiler import compile_kernel
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
 from cupygemm.measurement import Measurement
+from cupygemm.measuring import verify
+from cupygemm.measuring.counters import DRAM_READ_BYTES, DRAM_WRITE_BYTES, L2_HIT_PCT, number, read_counters
 from cupygemm.problem import Problem
 from cupygemm.search.runner import Confirming, Runner
 

@@ -15,10 +15,10 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from cupygemm.choosing.estimate import DRAM_BYTES_A_US, FIELDS, START_CYCLES, Estimate, Kernels, estimates, one_by_one
 from cupygemm.config import KernelConfig, KernelSpec, stage_bytes
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.dtypes import DTYPES
-from cupygemm.estimate import DRAM_BYTES_A_US, FIELDS, START_CYCLES, Estimate, Kernels, estimates, one_by_one
 from cupygemm.problem import Problem
 
 MOST_BEHIND = 4.0

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cupygemm.choosing.estimate import Kernels, estimates
+from cupygemm.choosing.fitting import fitted
+from cupygemm.choosing.forecast import Forecast, wide_features
+from cupygemm.choosing.forecast_features import KERNEL_FEATURES, cublas_scale, own_scale
+from cupygemm.choosing.trees import Floats
 from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import FileError
-from cupygemm.estimate import Kernels, estimates
-from cupygemm.fitting import fitted
-from cupygemm.forecast import Forecast, wide_features
-from cupygemm.forecast_features import KERNEL_FEATURES, cublas_scale, own_scale
 from cupygemm.problem import Problem
 from cupygemm.search.boosting import Boosting, boosted, together
-from cupygemm.trees import Floats
 
 SURVEY = "cupygemm.survey/1"
 OWN, RATIO = Boosting(), Boosting(columns=0.3)

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from cupygemm import driver
-from cupygemm.compiler import CompiledKernel, compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CupygemmError
-from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.measure import Bench
+from cupygemm.kernels import driver
+from cupygemm.kernels.compiler import CompiledKernel, compile_kernel
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
 from cupygemm.measurement import Measurement, Status
-from cupygemm.measuring_stream import is_usable
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.measuring_stream import is_usable
+from cupygemm.measuring.timing import QUICK
 from cupygemm.problem import Problem
-from cupygemm.timing import QUICK
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,15 @@ from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from cupygemm import driver, provenance
-from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import CompileError, CupygemmError, LaunchError
-from cupygemm.gpu_lock import take_gpu
+from cupygemm.kernels import driver
+from cupygemm.kernels.compiler import CompiledKernel
 from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement, Record, Status
+from cupygemm.measuring import provenance
+from cupygemm.measuring.gpu_lock import take_gpu
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS, Jobs, Outcome
 from cupygemm.search.traffic import with_l2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from cupygemm import compiler, driver, provenance
 from cupygemm.errors import LaunchError
+from cupygemm.kernels import compiler, driver
+from cupygemm.measuring import provenance
 from cupygemm.problem import Problem
 from cupygemm.search.counted import CountedRunner
 from cupygemm.search.gpu_runner import GpuRunner

@@ -6,10 +6,10 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
+from cupygemm.choosing.estimate import estimated_us
 from cupygemm.config import MMA_M, KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES
-from cupygemm.estimate import estimated_us
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from statistics import median, quantiles
 
-from cupygemm import blocks
 from cupygemm.config import KernelConfig
 from cupygemm.errors import FileError
+from cupygemm.reports import blocks
 from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.space import FIELD_NAMES
 from cupygemm.search.subspace import RESTRICTIONS

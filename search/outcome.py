@@ -9,7 +9,7 @@ from typing import Any
 from filelock import FileLock
 
 from cupygemm.atomic import check_writable, naming
-from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
+from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.errors import BundleError
 from cupygemm.measurement import Record
 from cupygemm.problem import Problem

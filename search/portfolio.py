@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cupygemm.choosing.estimate import estimated_us
+from cupygemm.choosing.fitting import fitted
 from cupygemm.config import COMPILED_FIELDS, KernelConfig
 from cupygemm.device import DeviceSpec
-from cupygemm.estimate import estimated_us
-from cupygemm.fitting import fitted
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import CLUSTERS
 from cupygemm.search.table import Table

@@ -12,11 +12,11 @@ from typing import Any
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.measurement import Measurement, Record, Status
+from cupygemm.measuring.telemetry import Reading
 from cupygemm.problem import Problem
 from cupygemm.search.runner import Sweeping
 from cupygemm.search.subspace import SubSpace
 from cupygemm.search.table import Table
-from cupygemm.telemetry import Reading
 
 MAX_FAILURES = 200
 """Failures that a report spells out; it counts all."""

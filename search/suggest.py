@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cupygemm.choosing.estimate import estimated_us
 from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import FileError
-from cupygemm.estimate import estimated_us
 from cupygemm.problem import Problem
 from cupygemm.search.features import features
 from cupygemm.search.space import SearchSpace

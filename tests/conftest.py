@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import api, cli, compiler, driver
+from cupygemm import cli
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import CompileError
+from cupygemm.kernels import compiler, driver
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
+from cupygemm.runtime import api
 from cupygemm.search.recorded import file_name
 from cupygemm.search.space import Knob, completed
 from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES, SubSpace

@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import compiler, driver, fallback_terms, pack_kernel, prepared, tensor_map, unfused, verify
-from cupygemm.compiler import CompiledKernel, CompiledPage
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.epilogue import Epilogue
-from cupygemm.operands import Launch, Operands
-from cupygemm.tensor_map import Box, Matrix, TensorMap
+from cupygemm.kernels import compiler, driver, pack_kernel, tensor_map
+from cupygemm.kernels.compiler import CompiledKernel, CompiledPage
+from cupygemm.kernels.operands import Launch, Operands
+from cupygemm.kernels.tensor_map import Box, Matrix, TensorMap
+from cupygemm.measuring import unfused, verify
+from cupygemm.runtime import fallback_terms, prepared
 from tests.fake_kernel import CudaError, FakeKernel, Launched, do_epilogue
 from tests.fake_packing import FakePackKernel, Packed
 

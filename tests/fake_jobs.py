@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CompileError, LaunchError
+from cupygemm.kernels.compiler import CompiledKernel
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import Jobs, Outcome

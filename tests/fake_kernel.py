@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupygemm.compiler import CompiledKernel
 from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.epilogue import NONE, Epilogue
-from cupygemm.epilogue_terms import pair_alignment
-from cupygemm.kernel_plan import _Arguments
-from cupygemm.operands import Operands
-from cupygemm.tensor_map import Matrix
-from cupygemm.verify import activated, numpy_dtype
+from cupygemm.kernels.compiler import CompiledKernel
+from cupygemm.kernels.epilogue_terms import pair_alignment
+from cupygemm.kernels.kernel_plan import _Arguments
+from cupygemm.kernels.operands import Operands
+from cupygemm.kernels.tensor_map import Matrix
+from cupygemm.measuring.verify import activated, numpy_dtype
 
 if TYPE_CHECKING:
     from tests.fake_gpu import FakeGpu

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupygemm.pack_kernel import CHUNK_ELEMENTS, MAX_THREAD_CHUNKS, THREADS, PackArguments, PackedOperand
-from cupygemm.raster import Divisor
+from cupygemm.kernels.pack_kernel import CHUNK_ELEMENTS, MAX_THREAD_CHUNKS, THREADS, PackArguments, PackedOperand
+from cupygemm.kernels.raster import Divisor
 
 if TYPE_CHECKING:
     from tests.fake_gpu import FakeGpu

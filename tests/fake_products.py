@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import api, compiler, settings
-from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
+from cupygemm import settings
+from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher
+from cupygemm.kernels import compiler
+from cupygemm.measuring.verify import numpy_dtype
 from cupygemm.problem import Problem
-from cupygemm.repeats import Repeats
-from cupygemm.verify import numpy_dtype
+from cupygemm.runtime import api
+from cupygemm.runtime.repeats import Repeats
 from tests.fake_gpu import FakeDevice, FakeGpu
 
 SMALL = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, False, 1, 40, 1, 1)

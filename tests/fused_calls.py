@@ -8,8 +8,8 @@ import numpy as np
 
 import cupygemm
 from cupygemm.dtypes import DTYPES
+from cupygemm.measuring.verify import activated, numpy_dtype
 from cupygemm.problem import Problem
-from cupygemm.verify import activated, numpy_dtype
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import ERF
 from tests.fake_products import SMALL, bundle_of, plain

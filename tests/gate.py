@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cupygemm import compiler
+from cupygemm.kernels import compiler
 from tests.fake_gpu import FakeGpu
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("jax", reason="JAX is not installed")
 from bench import ablations
 from bench.comparison import ablated, cases, own, policies
 from bench.comparison.ablated import VARIANTS, WHOLE
-from cupygemm.report import render
+from cupygemm.reports.report import render
 from cupygemm.search import transfer_training
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.transfer_options import TrainingOptions

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import driver
 from cupygemm.errors import BundleError, LaunchError
+from cupygemm.kernels import driver
 from tests.fake_products import PROBLEM, bundle_of
 
 

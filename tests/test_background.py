@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api, compiler
-from cupygemm.compiling import cubin_of
-from cupygemm.dispatch import Dispatcher
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import CaptureError, CompileError, SettingError
+from cupygemm.kernels import compiler
+from cupygemm.kernels.compiling import cubin_of
 from cupygemm.problem import Problem
+from cupygemm.runtime import api
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right, stored
 from tests.gate import Gate, compiling_threads, in_thread
@@ -135,7 +136,7 @@ def test_a_kernel_that_cannot_be_compiled_is_said_and_tried_once(
     cupygemm.matmul(a, b)
     gate.pass_through()
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("cupygemm.compiling", logging.WARNING)
+    assert (record.name, record.levelno) == ("cupygemm.kernels.compiling", logging.WARNING)
     assert str(PROBLEM) in record.getMessage()
     assert (record.exc_info is None) == isinstance(error, CompileError)
     for _ in range(3):
@@ -221,7 +222,7 @@ def test_what_cupy_cannot_multiply_waits_for_its_kernel(gpu: FakeGpu, gate: Gate
         seen.append(max(a.ndim, b.ndim))
         return matmul(a, b, out, **options)
 
-    cupygemm.driver.cupy().matmul = refusing
+    cupygemm.kernels.driver.cupy().matmul = refusing
     for options in ({}, {"out": out}, {"dtype": out_dtype}, {"out": out, "dtype": out_dtype}):
         result = cupygemm.matmul(stack, right_one, **options)
         np.testing.assert_array_equal(plain(result), right(stack, right_one))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api, compiler, product
 from cupygemm.errors import CaptureError, CompileError
+from cupygemm.kernels import compiler
 from cupygemm.problem import Problem
+from cupygemm.runtime import api, product
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import SMALL, bundle_of, fresh_gpu, plain, right, stored
 
@@ -72,7 +73,7 @@ class Gates:
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr("cupygemm.background.os.cpu_count", lambda: 8)  # two threads at least
+    monkeypatch.setattr("cupygemm.kernels.background.os.cpu_count", lambda: 8)  # two threads at least
     gpu = fresh_gpu(monkeypatch)
     monkeypatch.setattr(product, "pays", lambda *told: True)  # products of a test are too small for it
     monkeypatch.setenv("CUPYGEMM_COMPILE", "background")
@@ -202,7 +203,7 @@ def test_what_cannot_be_compiled_is_said_and_tried_once(
     gates.await_both()
     gates.pass_through("kernel", "copies")
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("cupygemm.compiling", logging.WARNING)
+    assert (record.name, record.levelno) == ("cupygemm.kernels.compiling", logging.WARNING)
     assert "the kernel that copies operands for TMA" in record.getMessage()
     assert (record.exc_info is None) == isinstance(error, CompileError)
     for _ in range(3):

@@ -16,15 +16,17 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from cupygemm import cli, gpu_lock, in_force, measure, provenance, telemetry
+from cupygemm import cli
+from cupygemm.bundles import in_force
 from cupygemm.commands import bench_run, bench_view
 from cupygemm.epilogue import Epilogue
 from cupygemm.errors import LaunchError
-from cupygemm.measuring_stream import stream
-from cupygemm.operands import Operands
+from cupygemm.kernels.operands import Operands
+from cupygemm.measuring import gpu_lock, measure, provenance, telemetry
+from cupygemm.measuring.measuring_stream import stream
+from cupygemm.measuring.suites import SUITES
+from cupygemm.measuring.timing import QUICK
 from cupygemm.problem import Problem
-from cupygemm.suites import SUITES
-from cupygemm.timing import QUICK
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 from tests.fake_products import SMALL, bundle_of, fresh_gpu

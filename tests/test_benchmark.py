@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from cupygemm.benchmark import benchmark, result_row
 from cupygemm.config import KernelConfig
 from cupygemm.errors import VerificationError
+from cupygemm.kernels.operands import Operands
+from cupygemm.measuring.benchmark import benchmark, result_row
+from cupygemm.measuring.results import times_document, write_results
+from cupygemm.measuring.telemetry import Reading
+from cupygemm.measuring.timing import THOROUGH, Effort, Timing
+from cupygemm.measuring.verify import Verdict
 from cupygemm.names import RESIDENT, ROTATED
-from cupygemm.operands import Operands
 from cupygemm.problem import Problem
-from cupygemm.results import times_document, write_results
-from cupygemm.telemetry import Reading
-from cupygemm.timing import THOROUGH, Effort, Timing
-from cupygemm.verify import Verdict
 
 PROBLEM = Problem(2048, 2048, 4096)
 CONFIG = KernelConfig(128, 256, 64, 3, 2, False, 1, 1, False, 8, 40, 1, 2)

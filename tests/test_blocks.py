@@ -8,10 +8,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import blocks
 from cupygemm.cli import main
 from cupygemm.commands import command_help
 from cupygemm.errors import FileError
+from cupygemm.reports import blocks
 from cupygemm.search import knob_value
 
 RENDERERS = {"results": str.upper, "help": lambda name: f"{name}?"}

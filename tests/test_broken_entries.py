@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import compiler
 from cupygemm.device import H200
 from cupygemm.errors import CompileError
+from cupygemm.kernels import compiler
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
+from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200
 from cupygemm.errors import BundleError
@@ -178,7 +178,7 @@ def test_hostile_files_are_refused(tmp_path, kind):
 
 
 def test_a_file_too_large_is_refused_before_it_is_parsed(path, monkeypatch):
-    monkeypatch.setattr("cupygemm.plain_yaml.MAX_BYTES", 100)
+    monkeypatch.setattr("cupygemm.bundles.plain_yaml.MAX_BYTES", 100)
     with pytest.raises(BundleError, match="larger than 100 bytes"):
         Bundle.load(path)
 

@@ -9,11 +9,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cupygemm import cli, kernel_source
-from cupygemm.bundle import Bundle
-from cupygemm.bundle_check import findings
+from cupygemm import cli
+from cupygemm.bundles.bundle import Bundle
+from cupygemm.bundles.bundle_check import findings
+from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.device import H200
-from cupygemm.in_force import shipped_bundle
+from cupygemm.kernels import kernel_source
 from tests.commands import PROBLEM, SMALL, failed
 
 

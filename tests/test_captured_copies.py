@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import driver, pack_kernel, product
 from cupygemm.errors import CaptureError, LaunchError
+from cupygemm.kernels import driver, pack_kernel
 from cupygemm.problem import Problem
+from cupygemm.runtime import product
 from tests.fake_gpu import FakeGpu, FakeGraph
 from tests.fake_kernel import CudaError
 from tests.fake_products import SMALL, bundle_of, fresh_gpu, plain, right, stored

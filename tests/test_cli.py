@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 import cupygemm
-from cupygemm import cli, driver, names
-from cupygemm.bundle import Bundle
+from cupygemm import cli, names
+from cupygemm.bundles.bundle import Bundle
 from cupygemm.commands import command_help
 from cupygemm.device import H200
+from cupygemm.kernels import driver
 from cupygemm.search.recorded import file_name
 from cupygemm.search.store import TrialStore
 from tests.commands import PROBLEM, SMALL, events, failed

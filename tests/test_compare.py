@@ -16,11 +16,11 @@ from bench import compare
 from bench.comparison import cases, contenders, kernel_tuner_runs, optuna_runs, own, picture, policies, summary
 from bench.comparison.contenders import Outcome
 from bench.comparison.progress import Key, Progress
-from cupygemm import report
-from cupygemm.comparison_report import _level
 from cupygemm.errors import ConfigError, FileError
-from cupygemm.report import render
-from cupygemm.results import COMPARISON_SCHEMA, SEARCH_SCHEMA
+from cupygemm.measuring.results import COMPARISON_SCHEMA, SEARCH_SCHEMA
+from cupygemm.reports import report
+from cupygemm.reports.comparison_report import _level
+from cupygemm.reports.report import render
 from cupygemm.search.families import family
 from cupygemm.search.seeds import SUGGESTED, by_turns
 from cupygemm.search.strategies import StrategyContext, make_strategy

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from cupygemm import counters
 from cupygemm.config import KernelConfig
-from cupygemm.counters import number, read_counters
 from cupygemm.errors import LaunchError
 from cupygemm.measurement import Measurement, Status
+from cupygemm.measuring import counters
+from cupygemm.measuring.counters import number, read_counters
 from cupygemm.problem import Problem
 from cupygemm.search import counted
 from cupygemm.search.counted import CountedRunner

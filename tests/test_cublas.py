@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import cublas
-from cupygemm.cublas import CublasError, Operand, operand
 from cupygemm.errors import LaunchError, ProblemError
+from cupygemm.measuring import cublas
+from cupygemm.measuring.cublas import CublasError, Operand, operand
 
 POINTER = 4096 + 64
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cupygemm import cublas, cublaslt
-from cupygemm.cublas import CublasError, Operand
-from cupygemm.cublaslt import lt_epilogue
 from cupygemm.epilogue import Epilogue
+from cupygemm.measuring import cublas, cublaslt
+from cupygemm.measuring.cublas import CublasError, Operand
+from cupygemm.measuring.cublaslt import lt_epilogue
 
 POINTER = 4096 + 64
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from cupygemm.choosing.defaults import default_config
 from cupygemm.config import KernelSpec
-from cupygemm.defaults import default_config
 from cupygemm.device import H200
 from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.legality import illegal_reason

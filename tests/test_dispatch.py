@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api, compiler
-from cupygemm.arrays import unposed_reason
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, CompileError
+from cupygemm.kernels import compiler
 from cupygemm.problem import Problem
+from cupygemm.runtime import api
+from cupygemm.views.arrays import unposed_reason
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
 

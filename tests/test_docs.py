@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import verify
 from cupygemm.cli import main
 from cupygemm.commands import command_help
 from cupygemm.config import (
@@ -25,6 +24,7 @@ from cupygemm.config import (
 )
 from cupygemm.device import H200
 from cupygemm.dtypes import DTYPES
+from cupygemm.measuring import verify
 from cupygemm.problem import Problem
 from cupygemm.search.space import FIELD_NAMES
 

@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import bundle_fit, cli, compiler, doctor, driver, settings, telemetry
-from cupygemm.checks import Check, State
+from cupygemm import cli, settings
+from cupygemm.choosing.forecast import shipped_forecast
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import BundleError, CompileError, LaunchError
-from cupygemm.forecast import shipped_forecast
-from cupygemm.telemetry import Condition
+from cupygemm.kernels import compiler, driver
+from cupygemm.machine import bundle_fit, doctor
+from cupygemm.machine.checks import Check, State
+from cupygemm.measuring import telemetry
+from cupygemm.measuring.telemetry import Condition
 from tests.fake_products import PROBLEM, bundle_of
 
 AMPERE = DeviceSpec("NVIDIA A100", (8, 0), 108, 166912, 40 << 20, 1410)
@@ -322,7 +325,7 @@ def test_it_is_true_of_a_machine_without_gpu_libraries() -> None:
     blocked = "".join(f"sys.modules[{name!r}] = None; " for name in ("cupy", "cuda", "pynvml", "jax", "ml_dtypes"))
     hide = "metadata.distributions = lambda: []; doctor.driver.KERNEL_MODULE = Path('/nowhere'); "
     source = f"import sys; {blocked}from importlib import metadata; from pathlib import Path; "
-    source += f"from cupygemm import doctor; {hide}from cupygemm.cli import main; main(['doctor', '--json'])"
+    source += f"from cupygemm.machine import doctor; {hide}from cupygemm.cli import main; main(['doctor', '--json'])"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     checks = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from cupygemm import driver, telemetry
 from cupygemm.errors import LaunchError
-from cupygemm.telemetry import Condition
+from cupygemm.kernels import driver
+from cupygemm.measuring import telemetry
+from cupygemm.measuring.telemetry import Condition
 
 
 class CudaError(RuntimeError):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cupygemm.dtypes import DTYPES, OPERAND_DTYPES, RESULT_DTYPES, DType
-from cupygemm.kernel_source import cuda_sources
-from cupygemm.verify import numpy_dtype
+from cupygemm.kernels.kernel_source import cuda_sources
+from cupygemm.measuring.verify import numpy_dtype
 
 
 @pytest.mark.parametrize("row", DTYPES.values(), ids=DTYPES)

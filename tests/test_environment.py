@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 import cupygemm
-from cupygemm import compiler, driver, environment, settings, telemetry
+from cupygemm import settings
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import CompileError
+from cupygemm.kernels import compiler, driver
+from cupygemm.machine import environment
+from cupygemm.measuring import telemetry
 from tests.fake_products import PROBLEM, bundle_of, fresh_gpu
 
 BLACKWELL = DeviceSpec("NVIDIA B200", (10, 0), 148, 232448, 130 << 20, 1965)

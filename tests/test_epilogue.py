@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import driver
-from cupygemm.elementwise import epilogue_kernel
 from cupygemm.epilogue import ACTIVATIONS, BIASES, Epilogue, activation_code
 from cupygemm.errors import ProblemError
+from cupygemm.kernels import driver
+from cupygemm.kernels.elementwise import epilogue_kernel
+from cupygemm.measuring.verify import SLOPES, activated
 from cupygemm.problem import Problem
-from cupygemm.verify import SLOPES, activated
 from tests.fake_kernel import ERF
 
 ALL = [Epilogue(*terms) for terms in itertools.product(BIASES, (False, True), ACTIVATIONS)] + [Epilogue(scaled=True)]

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from cupygemm.choosing.estimate import IN_STEP, SM_BYTES_A_CYCLE, Kernels, estimated_us, estimates, one_by_one
 from cupygemm.config import KernelConfig, KernelSpec, loaded_bytes
 from cupygemm.device import H200
-from cupygemm.estimate import IN_STEP, SM_BYTES_A_CYCLE, Kernels, estimated_us, estimates, one_by_one
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.table import Table

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cupygemm
+from cupygemm.measuring.verify import activated
 from cupygemm.problem import Problem
-from cupygemm.verify import activated
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import ERF
 from tests.fake_products import bundle_of, fresh_gpu, plain

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cupygemm import cli, driver
+from cupygemm import cli
+from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelSpec, shared_bytes
 from cupygemm.device import H200
-from cupygemm.in_force import shipped_bundle
+from cupygemm.kernels import driver
 from cupygemm.problem import LAYOUTS, Problem
 from tests.commands import failed
 from tests.fake_gpu import FakeGpu

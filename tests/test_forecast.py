@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupygemm.choosing.estimate import Kernels, estimates
+from cupygemm.choosing.fitting import fitted
+from cupygemm.choosing.forecast import LEAST, MARGIN, Forecast, Prediction, shipped_forecast
+from cupygemm.choosing.forecast_features import KERNEL_FEATURES, kernel_features
+from cupygemm.choosing.trees import Trees
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import BundleError, FileError
-from cupygemm.estimate import Kernels, estimates
-from cupygemm.fitting import fitted
-from cupygemm.forecast import LEAST, MARGIN, Forecast, Prediction, shipped_forecast
-from cupygemm.forecast_features import KERNEL_FEATURES, kernel_features
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.search import forecasting
 from cupygemm.search.boosting import Boosting, boosted, together
 from cupygemm.search.forecasting import learn, outcomes, read_survey, rows_of, summary
-from cupygemm.trees import Trees
 
 SURVEY = Path(__file__).parent.parent / "bench" / "results" / "survey.jsonl"
 PROBLEMS = [
@@ -114,7 +114,7 @@ def test_numpy_suffices() -> None:
     source = (
         "import sys\n"
         + "".join(f"sys.modules[{name!r}] = None\n" for name in blocked)
-        + "from cupygemm.device import H200\nfrom cupygemm.forecast import shipped_forecast\n"
+        + "from cupygemm.device import H200\nfrom cupygemm.choosing.forecast import shipped_forecast\n"
         "from cupygemm.problem import Problem\n"
         "assert shipped_forecast().predict(Problem(512, 512, 512), H200) is not None\n"
     )

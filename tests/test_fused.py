@@ -12,8 +12,8 @@ import pytest
 import cupygemm
 from cupygemm.epilogue import Epilogue
 from cupygemm.errors import CaptureError, ProblemError
+from cupygemm.measuring.verify import activated, numpy_dtype
 from cupygemm.problem import Problem
-from cupygemm.verify import activated, numpy_dtype
 from tests.fake_gpu import FakeDevice, FakeGpu
 from tests.fake_kernel import ERF
 from tests.fake_products import SMALL, bundle_of, fresh_gpu, plain

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from bench import fuzz
-from cupygemm import driver, provenance
+from cupygemm.kernels import driver
+from cupygemm.measuring import provenance
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import fresh_gpu
 from tests.fuzzing.cases import Array, Case

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cupygemm
-from cupygemm import driver, prepared
-from cupygemm.tensor_map import Matrix
+from cupygemm.kernels import driver
+from cupygemm.kernels.tensor_map import Matrix
+from cupygemm.runtime import prepared
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import fresh_gpu
 from tests.fuzzing import kernels

@@ -6,8 +6,8 @@ import pytest
 
 import cupygemm
 from cupygemm.commands.explain_run import explain_problem
-from cupygemm.gapless import gapless
 from cupygemm.problem import Problem
+from cupygemm.views.gapless import gapless
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import bundle_of, fresh_gpu, operands
 
@@ -46,12 +46,12 @@ def test_reading(problem: Problem, layout: str, words: str | None) -> None:
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_the_command_says_what_matmul_does(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, pays: bool) -> None:
-    for module in ("cupygemm.commands.explain_run", "cupygemm.product"):
+    for module in ("cupygemm.commands.explain_run", "cupygemm.runtime.product"):
         monkeypatch.setattr(f"{module}.pays", lambda *told: pays)
     problems = [Problem(24, 40, 16), Problem(24, 39, 17), Problem(24, 1, 16), Problem(23, 40, 16, layout="tn")]
     asked = [read.problem for read in map(gapless, problems) if not isinstance(read, str)]
     with cupygemm.use(bundle_of(*asked)):
-        dispatcher = cupygemm.api._dispatcher  # type: ignore[attr-defined]
+        dispatcher = cupygemm.runtime.api._dispatcher  # type: ignore[attr-defined]
         monkeypatch.setattr("cupygemm.commands.explain_run.Dispatcher", lambda only: dispatcher)
         for problem in problems:
             a, b = operands(gpu, problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cupygemm.errors import LaunchError
-from cupygemm.gpu_lock import holding_gpu, take_gpu
+from cupygemm.measuring.gpu_lock import holding_gpu, take_gpu
 
 
 @pytest.fixture(autouse=True)

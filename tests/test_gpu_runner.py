@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cupygemm import provenance
-from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import LaunchError
+from cupygemm.kernels.compiler import CompiledKernel
 from cupygemm.measurement import Status
+from cupygemm.measuring import provenance
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_runner import GpuRunner
 from cupygemm.search.runner import Confirming

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cupygemm.choosing.estimate import estimated_us
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
-from cupygemm.estimate import estimated_us
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses

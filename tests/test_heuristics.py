@@ -18,7 +18,7 @@ from cupygemm.config import KernelConfig
 from cupygemm.device import H200
 from cupygemm.errors import ConfigError
 from cupygemm.problem import Problem
-from cupygemm.report import render
+from cupygemm.reports.report import render
 from cupygemm.search.weights import shipped_weights
 from tests.commands import PROBLEM
 

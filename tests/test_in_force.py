@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api, compiler, driver, in_force
-from cupygemm.bundle import Bundle
+from cupygemm.bundles import in_force
+from cupygemm.bundles.bundle import Bundle
+from cupygemm.bundles.in_force import SHIPPED
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200
-from cupygemm.dispatch import Dispatcher
-from cupygemm.in_force import SHIPPED
+from cupygemm.kernels import compiler, driver
 from cupygemm.problem import Problem
+from cupygemm.runtime import api
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
 
@@ -166,7 +168,8 @@ def test_it_is_not_read_for_a_gpu_that_could_not_use_it(gpu: FakeGpu, ship: Ship
 
 
 def test_importing_reads_nothing() -> None:
-    source = "import cupygemm; from cupygemm import api, in_force; print(in_force.shipped_bundle.cache_info().misses)"
+    source = "import cupygemm; from cupygemm.runtime import api; from cupygemm.bundles import in_force; "
+    source += "print(in_force.shipped_bundle.cache_info().misses)"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
 
@@ -239,7 +242,7 @@ def test_entries_of_other_sources_are_used_with_one_warning_a_bundle(
     assert (choice.kernel, choice.config) == ("own", SMALL)
     assert all(words in choice.reason for words in said)
     (record,) = caplog.records
-    assert (record.name, record.levelno) == ("cupygemm.dispatch", logging.WARNING)
+    assert (record.name, record.levelno) == ("cupygemm.choosing.dispatch", logging.WARNING)
     assert all(words in record.getMessage() for words in ("the bundle given was", *said))
 
 

@@ -12,13 +12,13 @@ import threading
 import pytest
 
 from cupygemm import cli
-from cupygemm.bundle import Bundle
+from cupygemm.bundles.bundle import Bundle
 from cupygemm.interruption import uninterrupted
 from tests.commands import PROBLEM
 
 SLOW = """
 import time
-from cupygemm import cli, driver
+from cupygemm import cli; from cupygemm.kernels import driver
 from cupygemm.search.replay import ReplayRunner
 quick = ReplayRunner._answer
 def slow(self, config):
@@ -49,7 +49,7 @@ def test_an_interrupted_search_leaves_a_valid_bundle(tmp_path, tables, how):
 
 IN_THE_MIDDLE = """
 import os, signal
-from cupygemm import cli, driver
+from cupygemm import cli; from cupygemm.kernels import driver
 from cupygemm.search.strategies.random_search import RandomSearch
 ask = RandomSearch.ask
 def interrupted(self):
@@ -89,7 +89,7 @@ def test_outside_the_main_thread_there_is_nothing_to_hold_back():
 
 BEFORE_THE_FIRST_TRIAL = """
 import os, signal
-from cupygemm import cli, driver
+from cupygemm import cli; from cupygemm.kernels import driver
 driver.hopper_devices = lambda: os.kill(os.getpid(), signal.{how})
 cli.main()
 """
@@ -118,7 +118,7 @@ def test_with_nothing_to_keep_it_is_one_line(source):
 
 
 NO_TRIAL_YET = """
-from cupygemm import cli, driver
+from cupygemm import cli; from cupygemm.kernels import driver
 from cupygemm.search.replay import ReplayRunner
 def interrupt(*_):
     raise KeyboardInterrupt

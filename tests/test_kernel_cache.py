@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import cli, kernel_cache
+from cupygemm import cli
+from cupygemm.kernels import kernel_cache
 
 
 @pytest.fixture

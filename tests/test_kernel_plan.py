@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cupygemm import driver, kernel_plan
 from cupygemm.config import KernelConfig, KernelSpec, shared_bytes
 from cupygemm.errors import ConfigError, LaunchError, ProblemError
-from cupygemm.kernel_plan import MAX_EXTENT, LoadedKernel, Plan
-from cupygemm.operands import Operands
+from cupygemm.kernels import driver, kernel_plan
+from cupygemm.kernels.kernel_plan import MAX_EXTENT, LoadedKernel, Plan
+from cupygemm.kernels.operands import Operands
+from cupygemm.kernels.raster import Raster
 from cupygemm.problem import Problem
-from cupygemm.raster import Raster
 from tests.fake_gpu import REGISTERS_AT_LAUNCH, FakeDevice, FakeGpu
 from tests.fake_kernel import Launched
 from tests.fake_products import LARGE, PROBLEM, SMALL, operands, plain, right

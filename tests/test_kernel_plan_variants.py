@@ -10,10 +10,10 @@ import pytest
 
 from cupygemm.config import KernelSpec
 from cupygemm.errors import ProblemError
-from cupygemm.kernel_plan import LoadedKernel, Plan, _Arguments
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan, _Arguments
+from cupygemm.kernels.raster import Divisor
+from cupygemm.kernels.tensor_map import Matrix
 from cupygemm.problem import Problem
-from cupygemm.raster import Divisor
-from cupygemm.tensor_map import Matrix
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, SMALL, plain, right, spread
 

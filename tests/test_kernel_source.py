@@ -8,8 +8,8 @@ from dataclasses import fields
 
 import pytest
 
-from cupygemm import kernel_source
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.kernels import kernel_source
 from cupygemm.problem import Problem
 
 CONFIG = KernelConfig(128, 96, 64, 4, 2, False, 1, 1, True, 8, 40, 1, 1)

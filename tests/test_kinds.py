@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm.planned import _Kind, _layout
-from cupygemm.verify import numpy_dtype
+from cupygemm.measuring.verify import numpy_dtype
+from cupygemm.runtime.planned import _Kind, _layout
 from tests.viewable_arrays import KINDS, Make, strided
 
 

@@ -12,11 +12,11 @@ from bench import ladder
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
+from cupygemm.measuring.suites import SUITES
+from cupygemm.measuring.timing import Timing
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
 from cupygemm.search.suggest import suggestions
-from cupygemm.suites import SUITES
-from cupygemm.timing import Timing
 from tests.fake_products import SMALL
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm.background import Background
+from cupygemm.kernels.background import Background
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
 from tests.gate import Gate, compiling_threads, in_thread
@@ -105,7 +105,7 @@ def test_threads_end_when_there_is_no_more_to_do() -> None:
 
 ENDING = """
 import sys, threading
-from cupygemm.background import Background
+from cupygemm.kernels.background import Background
 background, began = Background(), threading.Event()
 background._most = 1
 def job(number):
@@ -126,7 +126,7 @@ def test_a_process_that_ends_waits_for_one_compile_and_drops_the_others() -> Non
 
 LATE = """
 import atexit
-from cupygemm.background import Background
+from cupygemm.kernels.background import Background
 background = Background()
 atexit.register(lambda: print(background.submit(lambda: print("never"))))
 """

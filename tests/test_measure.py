@@ -7,20 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import driver, graphs, measure, telemetry
-from cupygemm.cublas import NOT_SUPPORTED, CublasError
 from cupygemm.device import H200
 from cupygemm.epilogue import Epilogue
 from cupygemm.errors import LaunchError, VerificationError
-from cupygemm.graphs import capture, interleave, sustain
-from cupygemm.measure import Bench
+from cupygemm.kernels import driver
+from cupygemm.kernels.operands import Operands
 from cupygemm.measurement import Status
-from cupygemm.measuring_stream import is_usable, stream
-from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
-from cupygemm.operands import Operands
-from cupygemm.problem import Problem
-from cupygemm.search import gpu_jobs
-from cupygemm.timing import (
+from cupygemm.measuring import graphs, measure, telemetry
+from cupygemm.measuring.cublas import NOT_SUPPORTED, CublasError
+from cupygemm.measuring.graphs import capture, interleave, sustain
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.measuring_stream import is_usable, stream
+from cupygemm.measuring.timing import (
     CUBLAS,
     CUBLASLT,
     GRAPH_US,
@@ -35,6 +33,9 @@ from cupygemm.timing import (
     num_launches,
     num_sets,
 )
+from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
+from cupygemm.problem import Problem
+from cupygemm.search import gpu_jobs
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 

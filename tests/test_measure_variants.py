@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import measure, report, telemetry
-from cupygemm.benchmark import benchmark
 from cupygemm.epilogue import Epilogue
-from cupygemm.measure import Bench
+from cupygemm.kernels.operands import Launch, Operands
 from cupygemm.measurement import Status
-from cupygemm.measuring_stream import stream
-from cupygemm.operands import Launch, Operands
+from cupygemm.measuring import measure, telemetry
+from cupygemm.measuring.benchmark import benchmark
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.measuring_stream import stream
+from cupygemm.measuring.timing import Effort, num_sets
 from cupygemm.problem import Problem
-from cupygemm.timing import Effort, num_sets
+from cupygemm.reports import report
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import computed
 from tests.fake_products import SMALL

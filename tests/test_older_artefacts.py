@@ -10,8 +10,8 @@ import pytest
 import yaml
 from pydantic import PlainValidator
 
-from cupygemm import bundle
-from cupygemm.bundle import Bundle, Entry
+from cupygemm.bundles import bundle
+from cupygemm.bundles.bundle import Bundle, Entry
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import BundleError, ConfigError
 from cupygemm.problem import Problem

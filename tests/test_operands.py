@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm.arrays import problem_of
 from cupygemm.problem import Problem
+from cupygemm.views.arrays import problem_of
 from tests.fake_gpu import DeviceArray, FakeDevice, FakeGpu
 from tests.fake_products import (
     PROBLEM,

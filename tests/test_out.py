@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm.arrays import problem_of
 from cupygemm.errors import CaptureError
 from cupygemm.problem import Problem
+from cupygemm.views.arrays import problem_of
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import (
     PROBLEM,
@@ -253,7 +253,7 @@ def test_cupy_gets_copies_of_what_out_overlaps(gpu: FakeGpu, dtype: str, which: 
         seen.append((a, b))
         return matmul(a, b, out, **options)
 
-    cupy = cupygemm.driver.cupy()
+    cupy = cupygemm.kernels.driver.cupy()
     cupy.matmul = spy
     out = {"a": a, "b": b}[which]
     wanted = right(a, b)

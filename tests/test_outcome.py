@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from cupygemm.bundle import Bundle, SearchInfo
+from cupygemm.bundles.bundle import Bundle, SearchInfo
 from cupygemm.device import H200
 from cupygemm.errors import BundleError
 from cupygemm.measurement import Measurement, Record, Status

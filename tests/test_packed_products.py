@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import compiler, driver, product
 from cupygemm.errors import LaunchError
+from cupygemm.kernels import compiler, driver
 from cupygemm.problem import Problem
+from cupygemm.runtime import product
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import PROBLEM, SMALL, bundle_of, fresh_gpu, plain, right, stored
 
@@ -131,7 +132,7 @@ def test_what_does_not_pay_or_cannot_be_loaded_is_cupys(gpu: FakeGpu, monkeypatc
         raise LaunchError("no such kernel")
 
     with cupygemm.use(bundle_of(ODD, config=DIRECT)):
-        monkeypatch.setattr("cupygemm.loading.Kernels.load_packing", refused)
+        monkeypatch.setattr("cupygemm.kernels.loading.Kernels.load_packing", refused)
         choice = cupygemm.explain(a, b)
         assert (choice.kernel, "but no such kernel" in choice.reason) == ("cublas", True)
         monkeypatch.setattr(product, "pays", lambda *told: False)
@@ -178,7 +179,7 @@ def test_a_kernel_that_cannot_be_had_is_tried_once(gpu: FakeGpu, monkeypatch: py
         tried.append(True)
         raise LaunchError("no cache")
 
-    monkeypatch.setattr("cupygemm.pack_kernel._loaded", {})
+    monkeypatch.setattr("cupygemm.kernels.pack_kernel._loaded", {})
     monkeypatch.setattr(compiler, "compile_page", refused)
     with cupygemm.use(bundle_of(ODD, config=DIRECT)):
         for _ in range(3):

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import pack_kernel, packing
 from cupygemm.config import KernelSpec
-from cupygemm.copies import Copy, copy_of, needs_packing
 from cupygemm.errors import CaptureError, ProblemError
-from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.kernel_source import cuda_sources
-from cupygemm.packing import Packing, packing_of
-from cupygemm.packing_cost import cupy_us, own_us, pack_us, pays
-from cupygemm.placement import misaligned_reason
+from cupygemm.kernels import pack_kernel
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels.kernel_source import cuda_sources
+from cupygemm.kernels.placement import misaligned_reason
+from cupygemm.measuring.verify import numpy_dtype
 from cupygemm.problem import Problem
-from cupygemm.stacks import Stack, pose_stack
-from cupygemm.verify import numpy_dtype
+from cupygemm.views import packing
+from cupygemm.views.copies import Copy, copy_of, needs_packing
+from cupygemm.views.packing import Packing, packing_of
+from cupygemm.views.packing_cost import cupy_us, own_us, pack_us, pays
+from cupygemm.views.stacks import Stack, pose_stack
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import SMALL, fresh_gpu
 

@@ -13,9 +13,9 @@ from bench import packing
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
-from cupygemm.packing import Packing, packing_of
-from cupygemm.posing import Posed, pose
-from cupygemm.stacks import PosedStack, Stack, pose_stack
+from cupygemm.views.packing import Packing, packing_of
+from cupygemm.views.posing import Posed, pose
+from cupygemm.views.stacks import PosedStack, Stack, pose_stack
 from tests.fake_gpu import FakeGpu
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api, driver, fallback
-from cupygemm.patching import _state
+from cupygemm.kernels import driver
+from cupygemm.runtime import api, fallback
+from cupygemm.runtime.patching import _state
 from tests.fake_gpu import DeviceArray, FakeGpu
 from tests.fake_products import PROBLEM, bundle_of, fresh_gpu, operands, plain, right
 
@@ -115,7 +116,7 @@ def test_a_class_that_takes_no_operator_keeps_its_own(
         assert repr(patch) == "<cupygemm.patch: cupy.matmul, in force>"
     assert cupy.matmul == gpu.matmul
     (record,) = caplog.records
-    assert (record.name, "@ stays CuPy's" in record.getMessage()) == ("cupygemm.patching", True)
+    assert (record.name, "@ stays CuPy's" in record.getMessage()) == ("cupygemm.runtime.patching", True)
 
 
 def test_threads_may_patch_at_once(gpu: FakeGpu) -> None:
@@ -137,7 +138,7 @@ def test_threads_may_patch_at_once(gpu: FakeGpu) -> None:
 
 ON_CUPY = """
 import cupy, numpy, cupygemm
-from cupygemm import api
+from cupygemm.runtime import api
 
 memory = numpy.zeros(4096, numpy.uint8)
 owned = cupy.cuda.UnownedMemory(memory.ctypes.data, memory.nbytes, memory, 0)

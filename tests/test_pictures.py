@@ -11,8 +11,8 @@ import pytest
 
 from bench import compare, pictures
 from bench.comparison import drawing, picture
-from cupygemm.report import read_file
-from cupygemm.results import COMPARISON_SCHEMA
+from cupygemm.measuring.results import COMPARISON_SCHEMA
+from cupygemm.reports.report import read_file
 
 ROOT = Path(__file__).parent.parent
 

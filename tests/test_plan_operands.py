@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import tensor_map
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import ProblemError
-from cupygemm.kernel_plan import LoadedKernel, Plan
-from cupygemm.operands import Operands
-from cupygemm.placement import misaligned_reason
+from cupygemm.kernels import tensor_map
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels.operands import Operands
+from cupygemm.kernels.placement import misaligned_reason
+from cupygemm.kernels.tensor_map import Box, Matrix
 from cupygemm.problem import Problem
-from cupygemm.tensor_map import Box, Matrix
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, operands, plain, right, spread, stored
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cupygemm import plot
 from cupygemm.errors import ConfigError
 from cupygemm.names import PLOT_SUFFIXES
 from cupygemm.problem import Problem
+from cupygemm.reports import plot
 
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
@@ -107,6 +107,6 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_importing_it_does_not_load_matplotlib() -> None:
-    source = "import sys, cupygemm.plot, cupygemm.commands.bench_run; print('matplotlib' in sys.modules)"
+    source = "import sys, cupygemm.reports.plot, cupygemm.commands.bench_run; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

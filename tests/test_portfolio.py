@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bench import portfolio
+from cupygemm.choosing.fitting import fitted
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import FileError
-from cupygemm.fitting import fitted
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import LAYOUTS, Problem
 from cupygemm.search.portfolio import choose, estimated_scores, kernels, recorded_scores, untried_kernels

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm.posing import overlap, pose
+from cupygemm.views.posing import overlap, pose
 from tests.viewable_arrays import KINDS, Make, on_fake_gpu
 
 

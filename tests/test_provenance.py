@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from cupygemm import compiler, cublas, driver, provenance, telemetry
 from cupygemm.device import H200
 from cupygemm.errors import CompileError
-from cupygemm.provenance import collect
+from cupygemm.kernels import compiler, driver
+from cupygemm.measuring import cublas, provenance, telemetry
+from cupygemm.measuring.provenance import collect
 
 CONTRACT = {
     *("date", "commit", "dirty", "device", "driver", "cuda", "nvrtc", "cublas", "cupy", "python"),
@@ -30,8 +31,8 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with one commit, taken for the one that holds the package."""
     identity = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.com"]
-    module = tmp_path / "cupygemm" / "provenance.py"
-    module.parent.mkdir()
+    module = tmp_path / "cupygemm" / "measuring" / "provenance.py"
+    module.parent.mkdir(parents=True)
     module.write_text("first\n")
     for arguments in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "-m", "first"]):
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
@@ -83,14 +84,14 @@ def test_else_git_is_asked(repository: Path) -> None:
     found = collect(None)
     assert found["commit"] == (repository / ".git" / head).read_text().strip()
     assert found["dirty"] is False
-    (repository / "cupygemm" / "provenance.py").write_text("changed\n")
+    (repository / "cupygemm" / "measuring" / "provenance.py").write_text("changed\n")
     assert collect(None)["dirty"] is True
 
 
 def test_a_repository_around_an_installed_package_is_not_its_own(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = repository / ".venv" / "site-packages" / "cupygemm" / "provenance.py"
+    installed = repository / ".venv" / "site-packages" / "cupygemm" / "measuring" / "provenance.py"
     installed.parent.mkdir(parents=True)
     monkeypatch.setattr(provenance, "__file__", str(installed))
     found = collect(None)

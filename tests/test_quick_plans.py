@@ -13,9 +13,9 @@ import pytest
 import cupygemm
 from cupygemm.device import H200
 from cupygemm.errors import LaunchError, ProblemError
-from cupygemm.planned import MatmulPlan
+from cupygemm.measuring.verify import numpy_dtype
 from cupygemm.problem import Problem
-from cupygemm.verify import numpy_dtype
+from cupygemm.runtime.planned import MatmulPlan
 from tests.fake_gpu import DeviceArray, FakeDevice, FakeGpu
 from tests.fake_products import PROBLEM, bundle_of, fresh_gpu, plain, right, stored
 
@@ -466,7 +466,7 @@ def test_without_the_driver_calls_it_is_matmul(gpu: FakeGpu, monkeypatch: pytest
     def missing() -> Any:
         raise LaunchError("the CUDA driver library is not there")
 
-    monkeypatch.setattr("cupygemm.prepared._driver_calls", missing)
+    monkeypatch.setattr("cupygemm.runtime.prepared._driver_calls", missing)
     plan, arrays = plan_of(gpu, fused), arrays_of(gpu, fused, 5)
     with cupygemm.use(bundle_of(PROBLEM, FUSED)):
         check(plan, arrays)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import report
 from cupygemm.cli import main
 from cupygemm.errors import FileError
+from cupygemm.reports import report
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from cupygemm import cli, driver
-from cupygemm.bundle import Bundle
+from cupygemm import cli
+from cupygemm.bundles.bundle import Bundle
 from cupygemm.device import H200
 from cupygemm.errors import LaunchError
+from cupygemm.kernels import driver
 from cupygemm.measurement import Record
 from cupygemm.search.recorded import find_table
 from cupygemm.search.replay import ReplayRunner
@@ -52,7 +53,7 @@ def gpu(monkeypatch, toy, toy_table, model):
     kind = type("Gpu", (MadeUpGpu,), {"model": staticmethod(model), "table": toy_table})
     monkeypatch.setattr("cupygemm.search.gpu_target.GpuRunner", kind)
     monkeypatch.setattr(
-        "cupygemm.provenance.collect",
+        "cupygemm.measuring.provenance.collect",
         lambda device, command, commit=None, reading=None: {"date": "2026-11-29", "commit": commit, "driver": "580.1"},
     )
     monkeypatch.setattr(driver, "hopper_devices", lambda: [0])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api, prepared
 from cupygemm.device import H200
 from cupygemm.errors import CaptureError
 from cupygemm.problem import Problem
-from cupygemm.repeats import MOST, Repeats
+from cupygemm.runtime import api, prepared
+from cupygemm.runtime.repeats import MOST, Repeats
 from tests.fake_gpu import FakeDevice, FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, plain, right, stored
 
@@ -134,7 +134,7 @@ def test_what_is_no_array_is_not_asked_for_its_shape(gpu: FakeGpu) -> None:
 
 def test_memory_is_bounded(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST <= 10_000
-    monkeypatch.setattr("cupygemm.repeats.MOST", 3)
+    monkeypatch.setattr("cupygemm.runtime.repeats.MOST", 3)
     repeats = Repeats()
     monkeypatch.setattr(api, "_repeats", repeats)
     problems = [Problem(24, 8 * n, 16) for n in range(1, 9)]

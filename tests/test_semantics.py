@@ -10,8 +10,8 @@ import pytest
 
 import cupygemm
 from cupygemm.dtypes import OPERAND_DTYPES
+from cupygemm.measuring.verify import numpy_dtype
 from cupygemm.problem import Problem
-from cupygemm.verify import numpy_dtype
 from tests.fake_gpu import DeviceArray, FakeDevice, FakeGpu
 from tests.fake_products import SMALL, bundle_of, fresh_gpu, plain, right
 
@@ -220,7 +220,7 @@ def test_other_options_are_cupys(gpu: FakeGpu, options: dict[str, Any]) -> None:
     cupygemm.use(bundle_of(Problem(24, N, K), Problem(24, N, K, out_dtype="float32")))
     a, b = array(gpu, (24, K)), array(gpu, (K, N), seed=1)
     seen: list[dict[str, Any]] = []
-    cupygemm.driver.cupy().matmul = lambda a, b, out, **given: seen.append(given)
+    cupygemm.kernels.driver.cupy().matmul = lambda a, b, out, **given: seen.append(given)
     cupygemm.matmul(a, b, **options)
     assert (seen, gpu.launches) == ([options], [])
     assert cupygemm.explain(a, b, **options).reason.endswith("options of cupy.matmul")
@@ -239,7 +239,7 @@ def test_cupy_gets_stacks_of_16_bits_as_matrices(gpu: FakeGpu, dtype: str) -> No
         seen.append(a.shape)
         return matmul(a, b, out, **options)
 
-    cupygemm.driver.cupy().matmul = spy
+    cupygemm.kernels.driver.cupy().matmul = spy
     np.testing.assert_array_equal(plain(cupygemm.matmul(a, b)), right(a, b))
     assert seen == [(5, 3, 2) if dtype == "float32" else (15, 2)]
 

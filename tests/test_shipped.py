@@ -12,16 +12,16 @@ import yaml
 from click.testing import CliRunner, Result
 
 from bench import ship
-from cupygemm import bundle_report
-from cupygemm.arrays import unposed_reason
-from cupygemm.bundle import Bundle, Entry
-from cupygemm.bundle_check import findings
+from cupygemm.bundles.bundle import Bundle, Entry
+from cupygemm.bundles.bundle_check import findings
+from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import FileError
-from cupygemm.in_force import shipped_bundle
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
+from cupygemm.reports import bundle_report
+from cupygemm.views.arrays import unposed_reason
 from tests.commands import PROBLEM, SMALL
 from tests.fake_products import LARGE, bundle_of
 

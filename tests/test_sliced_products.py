@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import packing_cost, product
 from cupygemm.problem import Problem
-from cupygemm.stacks import MOST_LAUNCHES, pose_slices, pose_stack
+from cupygemm.runtime import product
+from cupygemm.views import packing_cost
+from cupygemm.views.stacks import MOST_LAUNCHES, pose_slices, pose_stack
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import SMALL, bundle_of, fresh_gpu, plain, stored
 

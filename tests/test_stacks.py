@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm.placement import misaligned_reason, unstorable_reason
-from cupygemm.stacks import pose_stack
+from cupygemm.kernels.placement import misaligned_reason, unstorable_reason
+from cupygemm.views.stacks import pose_stack
 from tests.viewable_arrays import KINDS, Make, on_fake_gpu, strided
 
 Shape = tuple[int, ...]

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from cupygemm import suites
 from cupygemm.errors import ProblemError
+from cupygemm.measuring import suites
+from cupygemm.measuring.suites import SUITES, select
 from cupygemm.problem import LAYOUTS, Problem
-from cupygemm.suites import SUITES, select
 
 
 def shapes(name: str) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cupygemm import tensor_map
 from cupygemm.errors import LaunchError
-from cupygemm.tensor_map import Box, Matrix, TensorMap, encode
+from cupygemm.kernels import tensor_map
+from cupygemm.kernels.tensor_map import Box, Matrix, TensorMap, encode
 
 
 @pytest.fixture

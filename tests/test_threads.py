@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import api
 from cupygemm.problem import Problem
+from cupygemm.runtime import api
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, plain, right, stored
 

@@ -24,7 +24,7 @@ from cupygemm.errors import ConfigError, FileError
 from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
-from cupygemm.report import render_transfer
+from cupygemm.reports.report import render_transfer
 from cupygemm.search.families import FAMILIES, family
 from cupygemm.search.features import BEHIND, FEATURES, features
 from cupygemm.search.rewards import RewardWeights
@@ -255,7 +255,7 @@ for name in ("jax", "flax", "optax", "cmaes", "cupy"):
     sys.modules[name] = None
 from cupygemm.device import H200
 from cupygemm.problem import Problem
-from cupygemm.report import render_transfer
+from cupygemm.reports.report import render_transfer
 from cupygemm.search.suggest import suggestions
 assert len(suggestions(Problem(2048, 2048, 4096), H200, 8)) == 8
 """

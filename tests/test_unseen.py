@@ -12,18 +12,19 @@ import pytest
 from click.testing import CliRunner
 
 from bench import shapes, survey, survey_jobs, unseen
-from cupygemm import compiler, driver, measure, provenance, telemetry
-from cupygemm.choice import Choice
+from cupygemm.bundles.in_force import shipped_bundle
+from cupygemm.choosing.choice import Choice
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
-from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import FileError, LaunchError
-from cupygemm.in_force import shipped_bundle
+from cupygemm.kernels import compiler, driver
+from cupygemm.kernels.operands import Operands
 from cupygemm.legality import illegal_reason
-from cupygemm.measure import Bench
 from cupygemm.measurement import Measurement, Status
-from cupygemm.measuring_stream import stream
-from cupygemm.operands import Operands
+from cupygemm.measuring import measure, provenance, telemetry
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.measuring_stream import stream
 from cupygemm.problem import Problem
 from cupygemm.search.space import FIELD_NAMES
 from tests.fake_gpu import FakeGpu

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import unseen
+from cupygemm.bundles.in_force import shipped_bundle
+from cupygemm.choosing import unseen
+from cupygemm.choosing.dispatch import Dispatcher
+from cupygemm.choosing.forecast import LEAST, MARGIN, Forecast, Prediction, shipped_forecast
+from cupygemm.choosing.unseen import UnseenShapes
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import BundleError, CaptureError
-from cupygemm.forecast import LEAST, MARGIN, Forecast, Prediction, shipped_forecast
-from cupygemm.in_force import shipped_bundle
 from cupygemm.problem import Problem
-from cupygemm.unseen import UnseenShapes
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right, stored
 
@@ -134,14 +134,14 @@ def test_a_damaged_file_is_said_once(
     with caplog.at_level(logging.WARNING, "cupygemm"):
         for size in (56, 72):
             assert dispatcher.choose_on(Problem(size, 72, 64), H200).kernel == "cublas"
-    assert [record.name for record in caplog.records] == ["cupygemm.unseen"]
+    assert [record.name for record in caplog.records] == ["cupygemm.choosing.unseen"]
     assert "left to cuBLAS: h200_forecast.npz: no forecast" in caplog.text
 
 
 def test_another_hopper_gpu_is_remarked_upon(caplog: pytest.LogCaptureFixture) -> None:
     other = replace(H200, name="NVIDIA H100 PCIe", sm_count=114)
     dispatcher = Dispatcher()
-    with caplog.at_level(logging.WARNING, "cupygemm.unseen"):
+    with caplog.at_level(logging.WARNING, "cupygemm.choosing.unseen"):
         reasons = [dispatcher.choose_on(Problem(size, 2048, 136), other).reason for size in (2048, 2056)]
     assert all("surveyed on NVIDIA H200 (132 SMs), not on NVIDIA H100 PCIe" in reason for reason in reasons)
     assert len(caplog.records) == 1
@@ -154,7 +154,7 @@ def test_other_kernel_sources_are_remarked_upon_and_change_nothing(
     before = [Dispatcher().choose_on(problem, H200) for problem in problems]
     monkeypatch.setattr(unseen, "source_digest", lambda: "0" * 16)
     dispatcher = Dispatcher()
-    with caplog.at_level(logging.DEBUG, "cupygemm.unseen"):
+    with caplog.at_level(logging.DEBUG, "cupygemm.choosing.unseen"):
         after = [dispatcher.choose_on(problem, H200) for problem in problems]
     surveyed = shipped_forecast().provenance["survey"]["source_digest"]
     remark = f"surveyed with other kernel sources ({surveyed}, now {'0' * 16}): times may be others now"

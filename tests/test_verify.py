@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from cupygemm.dtypes import DTYPES
-from cupygemm.operands import Operands
-from cupygemm.problem import Problem
-from cupygemm.verify import (
+from cupygemm.kernels.operands import Operands
+from cupygemm.measuring.verify import (
     DATA_KINDS,
     GUARD_BYTES,
     POSITIVE_MEAN,
@@ -25,6 +24,7 @@ from cupygemm.verify import (
     draw_operands,
     numpy_dtype,
 )
+from cupygemm.problem import Problem
 
 Rounded = Callable[[Any], Any]
 DEPTHS = (64, 256, 1024, 4096, 8192)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cupygemm.epilogue import NONE
-from cupygemm.operands import Operands
+from cupygemm.kernels.operands import Operands
+from cupygemm.measuring.verify import DATA_KINDS, ZERO_MEAN, Reference, activated, check, draw_operands, numpy_dtype
 from cupygemm.problem import Problem
-from cupygemm.verify import DATA_KINDS, ZERO_MEAN, Reference, activated, check, draw_operands, numpy_dtype
 from tests.fake_kernel import ERF, computed
 
 EPILOGUES = (

@@ -15,11 +15,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cupygemm
-from cupygemm import api, cli, compiler, driver, pack_kernel, product
+from cupygemm import cli
 from cupygemm.device import H200
 from cupygemm.errors import BundleError, CaptureError, CompileError, LaunchError, ProblemError
+from cupygemm.kernels import compiler, driver, pack_kernel
 from cupygemm.problem import Problem
-from cupygemm.warming import warm_up
+from cupygemm.runtime import api, product
+from cupygemm.runtime.warming import warm_up
 from tests.fake_gpu import FakeDevice, FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right, stored
 from tests.test_in_force import slower

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.xdist_group("wheel")
 PROBE = """
 import importlib.util
 from importlib.resources import files
-import cupygemm, cupygemm.in_force, cupygemm.search.space, cupygemm.kernel_source
+import cupygemm, cupygemm.bundles.in_force, cupygemm.search.space, cupygemm.kernels.kernel_source
 assert cupygemm.__file__.startswith(TARGET), cupygemm.__file__
-assert "ptx/wgmma.cuh" in cupygemm.kernel_source.cuda_sources()
-assert cupygemm.in_force.shipped_bundle().entries
+assert "ptx/wgmma.cuh" in cupygemm.kernels.kernel_source.cuda_sources()
+assert cupygemm.bundles.in_force.shipped_bundle().entries
 assert importlib.util.find_spec("search") is None
 assert importlib.util.find_spec("cuda_src") is None
 print(cupygemm.__version__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.comparison import drawing
 from bench.comparison.drawing import BLUE, GREY, VERMILION
-from cupygemm.comparison_report import strategy_name
+from cupygemm.reports.comparison_report import strategy_name
 
 LEFT = -1.0
 """Scores below this are drawn at the edge, as an arrow: how much worse than chance does not matter then."""

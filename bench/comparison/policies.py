@@ -25,7 +25,7 @@ TRAININGS = 3
 TRAINED, IMITATING = TrainingOptions(), TrainingOptions(updates=0)
 """How policies are trained: as the one that ships, and one that only imitates."""
 LEARNT_WITH = (
-    "estimate.py",
+    "choosing/estimate.py",
     *("search/features.py", "search/policy.py", "search/ppo.py", "search/replay.py", "search/rewards.py"),
     *("search/traffic.py", "search/transfer.py", "search/transfer_options.py", "search/transfer_training.py"),
     "search/weights.py",

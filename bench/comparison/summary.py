@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bench.comparison import contenders
 from bench.comparison.cases import RECORDED, Case
 from bench.comparison.contenders import Outcome
-from cupygemm.results import SEARCH_SCHEMA
+from cupygemm.measuring.results import SEARCH_SCHEMA
 from cupygemm.search.scoring import expected_best, score
 
 Searches = Mapping[str, Mapping[int, Mapping[str, Outcome]]]

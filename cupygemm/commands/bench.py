@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from cupygemm import suites
 from cupygemm.commands.options import (
     PATH,
     SHAPE_OPTION_NAMES,
@@ -19,6 +18,7 @@ from cupygemm.commands.options import (
     shape_options,
 )
 from cupygemm.errors import ProblemError
+from cupygemm.measuring import suites
 from cupygemm.names import DEFAULT_MODES, MODES, PLOT_SUFFIXES
 
 

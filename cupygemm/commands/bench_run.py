@@ -9,20 +9,21 @@ from typing import Any
 
 import click
 
-from cupygemm import plot, provenance
 from cupygemm.atomic import check_writable
-from cupygemm.benchmark import benchmark
-from cupygemm.bundle import Bundle
+from cupygemm.bundles.bundle import Bundle
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.commands.bench_view import Row, make_view
 from cupygemm.commands.view import View
-from cupygemm.dispatch import Dispatcher
 from cupygemm.errors import CupygemmError, LaunchError
-from cupygemm.gpu_lock import holding_gpu
-from cupygemm.measure import Bench
-from cupygemm.measuring_stream import is_usable
+from cupygemm.measuring import provenance
+from cupygemm.measuring.benchmark import benchmark
+from cupygemm.measuring.gpu_lock import holding_gpu
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.measuring_stream import is_usable
+from cupygemm.measuring.results import RESULTS_SCHEMA, times_document, write_results
 from cupygemm.problem import Problem
-from cupygemm.report import failure_line, read_file
-from cupygemm.results import RESULTS_SCHEMA, times_document, write_results
+from cupygemm.reports import plot
+from cupygemm.reports.report import failure_line, read_file
 from cupygemm.text import count, one_line, printable
 
 

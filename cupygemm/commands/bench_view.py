@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from cupygemm.commands.view import View, Write
-from cupygemm.report import BASELINES, balances, mode_name, origin, ratio, row_name, shown_columns
+from cupygemm.reports.report import BASELINES, balances, mode_name, origin, ratio, row_name, shown_columns
 from cupygemm.text import count, printable
 
 Row = Mapping[str, Any]

@@ -24,11 +24,11 @@ def bundle_group() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def bundle_show(path: Path | None, as_json: bool) -> None:
     """Print what a bundle holds; without a PATH the shipped one."""
-    from cupygemm.bundle import Bundle
-    from cupygemm.bundle_check import findings
+    from cupygemm.bundles.bundle import Bundle
+    from cupygemm.bundles.bundle_check import findings
+    from cupygemm.bundles.in_force import shipped_bundle
     from cupygemm.commands import bundle_view
-    from cupygemm.in_force import shipped_bundle
-    from cupygemm.kernel_source import source_digest
+    from cupygemm.kernels.kernel_source import source_digest
 
     bundle = shipped_bundle() if path is None else Bundle.load(path)
     for line in [bundle_view.as_json(bundle)] if as_json else bundle_view.lines(bundle, source_digest()):
@@ -41,9 +41,9 @@ def bundle_show(path: Path | None, as_json: bool) -> None:
 @click.argument("path", type=PATH)
 def bundle_validate(path: Path) -> None:
     """Check a bundle; say what is wrong and where."""
-    from cupygemm.bundle import Bundle
-    from cupygemm.bundle_check import findings
-    from cupygemm.kernel_source import source_digest
+    from cupygemm.bundles.bundle import Bundle
+    from cupygemm.bundles.bundle_check import findings
+    from cupygemm.kernels.kernel_source import source_digest
 
     bundle = Bundle.load(path)
     found = findings(bundle)
@@ -65,7 +65,7 @@ def bundle_validate(path: Path) -> None:
 @click.option("-o", "--output", type=PATH, required=True, help="Bundle to write.")
 def bundle_merge(paths: tuple[Path, ...], output: Path) -> None:
     """Join bundles of one device; of two entries for a problem the better stays, by its speedup over cuBLAS."""
-    from cupygemm.bundle import Bundle, merged_all
+    from cupygemm.bundles.bundle import Bundle, merged_all
 
     bundle = merged_all({path: Bundle.load(path) for path in paths})
     bundle.save(output)

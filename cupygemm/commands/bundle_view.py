@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
-from cupygemm.bundle import Bundle, Entry
+from cupygemm.bundles.bundle import Bundle, Entry
 from cupygemm.text import printable
 
 WIDTH = 100

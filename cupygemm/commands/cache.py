@@ -15,7 +15,7 @@ def cache_group() -> None:
 @cache_group.command("show")
 def cache_show() -> None:
     """Print where compiled kernels are kept, how many there are and how much room they take."""
-    from cupygemm.kernel_cache import folder, kernels, size_bytes
+    from cupygemm.kernels.kernel_cache import folder, kernels, size_bytes
 
     click.echo(f"{folder()}: {count(len(kernels()), 'kernel')}, {size_bytes() / 1e6:.1f} MB")
 
@@ -23,6 +23,6 @@ def cache_show() -> None:
 @cache_group.command("clear")
 def cache_clear() -> None:
     """Delete all compiled kernels; those that are needed again are compiled again."""
-    from cupygemm.kernel_cache import clear, folder
+    from cupygemm.kernels.kernel_cache import clear, folder
 
     click.echo(f"{folder()}: {count(clear(), 'kernel')} deleted")

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cupygemm.checks import Check, State
-from cupygemm.doctor import broken, examine
+from cupygemm.machine.checks import Check, State
+from cupygemm.machine.doctor import broken, examine
 from cupygemm.names import SEARCH_PACKAGES
 from cupygemm.text import count, printable
 

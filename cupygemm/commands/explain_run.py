@@ -10,18 +10,18 @@ from typing import Any
 
 import click
 
-from cupygemm import driver
-from cupygemm.arrays import unposed_reason
-from cupygemm.bundle import Bundle, gpu_words
-from cupygemm.bundle_check import spec_of
-from cupygemm.choice import Choice
+from cupygemm.bundles.bundle import Bundle, gpu_words
+from cupygemm.bundles.bundle_check import spec_of
+from cupygemm.choosing.choice import Choice
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.config import KernelSpec, shared_bytes
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.dispatch import Dispatcher
-from cupygemm.gapless import gapless
-from cupygemm.packing_cost import pays
+from cupygemm.kernels import driver
 from cupygemm.problem import Problem
 from cupygemm.text import printable
+from cupygemm.views.arrays import unposed_reason
+from cupygemm.views.gapless import gapless
+from cupygemm.views.packing_cost import pays
 
 
 @dataclass(frozen=True)

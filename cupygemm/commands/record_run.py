@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from cupygemm import provenance
 from cupygemm.atomic import check_writable
 from cupygemm.commands.tune_view import STOPPED, counts
 from cupygemm.errors import LaunchError
 from cupygemm.measurement import Record
+from cupygemm.measuring import provenance
+from cupygemm.measuring.results import write_report
 from cupygemm.problem import Problem
-from cupygemm.results import write_report
 from cupygemm.search.gpu_runner import GpuRunner
 from cupygemm.search.gpu_target import open_gpu
 from cupygemm.search.recorded import file_name

@@ -21,7 +21,7 @@ def report_command(
     ctx: click.Context, /, documents: tuple[Path, ...], results: Path, tables: Path | None, write: bool
 ) -> None:
     """Write the generated blocks of Markdown DOCUMENTS anew. Without any: README.md, CONTRIBUTING.md and docs/*.md."""
-    from cupygemm import blocks, bundle_report, report
+    from cupygemm.reports import blocks, bundle_report, report
     from cupygemm.search import knob_value
 
     program, recorded = ctx.find_root().command, report.read_results(results)

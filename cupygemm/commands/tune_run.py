@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from cupygemm import driver
-from cupygemm.bundle import SearchInfo
+from cupygemm.bundles.bundle import SearchInfo
 from cupygemm.commands.tune_strategy import IMPORTING, Watched, default_strategy
 from cupygemm.commands.tune_view import TuneView, counts, make_view
 from cupygemm.errors import ConfigError, FileError
+from cupygemm.kernels import driver
 from cupygemm.measurement import Record
 from cupygemm.names import LEARNING, SEEDED
 from cupygemm.problem import Problem

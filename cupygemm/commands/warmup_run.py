@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from cupygemm import kernel_cache
-from cupygemm.bundle import Bundle, gpu_words
-from cupygemm.dispatch import Dispatcher
+from cupygemm.bundles.bundle import Bundle, gpu_words
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import CompileError
+from cupygemm.kernels import kernel_cache
 from cupygemm.problem import Problem
+from cupygemm.runtime.warming import Progress, Warmup, warm_up
 from cupygemm.text import count, printable
-from cupygemm.warming import Progress, Warmup, warm_up
 
 EVERY = 10
 """Of so many kernels, one is written as a line where there is no terminal."""

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cupygemm.verify import ZERO_MEAN, numpy_dtype
+from cupygemm.measuring.verify import ZERO_MEAN, numpy_dtype
 from tests.fuzzing.storage import Storage
 
 REGIONS = ("a", "b", "bias", "residual")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import cupygemm
-from cupygemm import driver
+from cupygemm.kernels import driver
 from tests.fuzzing.arena import Arena, library
 from tests.fuzzing.cases import Call, Case, numpy_dtype_of
 from tests.fuzzing.pools import Pools

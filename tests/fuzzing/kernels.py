@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from cupygemm import compiler
-from cupygemm.ahead import compile_ahead
-from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, Tool
+from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, Tool
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.epilogue import NONE
+from cupygemm.kernels import compiler
+from cupygemm.kernels.ahead import compile_ahead
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import LAYOUTS, Problem
 from tests.gpu.protocol import CONFIGS, fitting

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupygemm import verify
+from cupygemm.measuring import verify
 from tests.fuzzing.cases import Array, numpy_dtype_of
 from tests.fuzzing.storage import stored_shape
 

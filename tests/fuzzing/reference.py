@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupygemm import verify
 from cupygemm.dtypes import DTYPES
-from cupygemm.verify import EPILOGUE_TOLERANCE, SLOPES, activated, element_tolerance, frobenius_tolerance
+from cupygemm.measuring import verify
+from cupygemm.measuring.verify import EPILOGUE_TOLERANCE, SLOPES, activated, element_tolerance, frobenius_tolerance
 from tests.fuzzing.arena import library
 from tests.fuzzing.cases import Case, numpy_dtype_of
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from cupygemm import verify
 from cupygemm.epilogue import NONE, Epilogue
+from cupygemm.measuring import verify
 from tests.fuzzing.cases import Array, Call, Case, numpy_dtype_of
 from tests.fuzzing.kernels import FAMILIES, PLAIN, Family
 from tests.fuzzing.pools import LONGEST

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cupygemm import driver, provenance
-from cupygemm.results import write_report
+from cupygemm.kernels import driver
+from cupygemm.measuring import provenance
+from cupygemm.measuring.results import write_report
 from tests.gpu.protocol import Checks, Kernels, all_pairs, variant_pairs
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm.kernel_plan import Plan
+from cupygemm.kernels.kernel_plan import Plan
 from tests.gpu.everything import everything
 
 _WORSE = ("passed", "skipped", "failed")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupygemm import compiler
-from cupygemm.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, Tool
+from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, Tool
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200, DeviceSpec
+from cupygemm.kernels import compiler
 from cupygemm.problem import Problem
 from tests.gpu.protocol import SMALL
 

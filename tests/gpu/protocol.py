@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
-from cupygemm import driver, verify
-from cupygemm.ahead import compile_ahead
-from cupygemm.compiler import compile_kernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
-from cupygemm.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels import driver
+from cupygemm.kernels.ahead import compile_ahead
+from cupygemm.kernels.compiler import compile_kernel
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels.operands import Operands
 from cupygemm.legality import illegal_reason
-from cupygemm.operands import Operands
+from cupygemm.measuring import verify
 from cupygemm.problem import Problem
 
 SMALL = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, False, 1, 40, 1, 1)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm import driver, product
+from cupygemm.kernels import driver
+from cupygemm.runtime import product
 from tests.gpu.everything import everything
 
 pytestmark = pytest.mark.gpu

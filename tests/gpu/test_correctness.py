@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from cupygemm import driver, verify
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import ProblemError
+from cupygemm.kernels import driver
 from cupygemm.legality import illegal_reason
+from cupygemm.measuring import verify
 from cupygemm.problem import Problem
 from tests.gpu.protocol import CONFIGS, DTYPES, LARGE, LAYOUTS, SMALL, Checks, Kernels, fitting, operands
 

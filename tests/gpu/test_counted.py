@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from cupygemm import driver
 from cupygemm.errors import LaunchError
+from cupygemm.kernels import driver
 from cupygemm.problem import Problem
 from cupygemm.search.counted import count
 from cupygemm.search.traffic import traffic

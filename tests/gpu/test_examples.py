@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm import driver
+from cupygemm.kernels import driver
 from cupygemm.problem import Problem
 from tests.gpu.everything import everything
 

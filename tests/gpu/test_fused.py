@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm import driver, verify
 from cupygemm.epilogue import Epilogue
-from cupygemm.operands import Operands
+from cupygemm.kernels import driver
+from cupygemm.kernels.operands import Operands
+from cupygemm.measuring import verify
+from cupygemm.measuring.verify import Reference
 from cupygemm.problem import Problem
-from cupygemm.verify import Reference
 from tests.gpu.everything import everything
 from tests.gpu.protocol import EPILOGUES, operands
 

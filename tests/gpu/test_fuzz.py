@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from cupygemm import verify
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
+from cupygemm.measuring import verify
 from cupygemm.problem import Problem
 from tests.gpu.protocol import CONFIGS, DTYPES, LAYOUTS, Checks, Kernels, fitting
 

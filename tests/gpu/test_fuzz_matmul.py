@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cupygemm
-from cupygemm import driver
+from cupygemm.kernels import driver
 from tests.fuzzing import kernels
 from tests.fuzzing.examine import on_gpu
 from tests.fuzzing.explore import explore

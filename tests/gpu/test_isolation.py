@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cupygemm import compiler, kernel_source
-from cupygemm.compiler import CompiledKernel
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import ConfigError, LaunchError
-from cupygemm.kernel_plan import LoadedKernel
+from cupygemm.kernels import compiler, kernel_source
+from cupygemm.kernels.compiler import CompiledKernel
+from cupygemm.kernels.kernel_plan import LoadedKernel
 from cupygemm.measurement import Status
+from cupygemm.measuring.timing import HEAT, THOROUGH
 from cupygemm.problem import Problem
 from cupygemm.search.gpu_jobs import GPU_JOBS
 from cupygemm.search.gpu_runner import GpuRunner
-from cupygemm.timing import HEAT, THOROUGH
 from tests.gpu.protocol import LARGE
 
 pytestmark = pytest.mark.gpu

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupygemm import driver, verify
-from cupygemm.kernel_plan import Plan
-from cupygemm.operands import Operands
+from cupygemm.kernels import driver
+from cupygemm.kernels.kernel_plan import Plan
+from cupygemm.kernels.operands import Operands
+from cupygemm.measuring import verify
 from cupygemm.problem import Problem
 from tests.gpu.protocol import CONFIGS, LARGE, Kernels, operands
 

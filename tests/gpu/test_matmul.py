@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm import bundle as bundles
-from cupygemm import compiler, driver, verify
+from cupygemm.bundles import bundle as bundles
 from cupygemm.config import KernelConfig
 from cupygemm.errors import CaptureError
+from cupygemm.kernels import compiler, driver
+from cupygemm.measuring import verify
 from cupygemm.problem import Problem
 from tests.gpu.protocol import LARGE, SMALL
 

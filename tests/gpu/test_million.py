@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm import driver, verify
+from cupygemm.kernels import driver
+from cupygemm.measuring import verify
 from cupygemm.problem import Problem
 from tests.gpu.everything import everything
 from tests.gpu.protocol import operands

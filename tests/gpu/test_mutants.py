@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cupygemm import compiler, kernel_source, verify
 from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels import compiler, kernel_source
+from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
+from cupygemm.measuring import verify
 from cupygemm.problem import Problem
 from tests.gpu.protocol import LARGE, operands
 

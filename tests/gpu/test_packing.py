@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from cupygemm import driver, verify
-from cupygemm.copies import copy_of, needs_packing
 from cupygemm.errors import CaptureError
-from cupygemm.operands import Operands
-from cupygemm.packing import Packing, packing_of
+from cupygemm.kernels import driver
+from cupygemm.kernels.operands import Operands
+from cupygemm.measuring import verify
 from cupygemm.problem import Problem
-from cupygemm.stacks import pose_stack
+from cupygemm.views.copies import copy_of, needs_packing
+from cupygemm.views.packing import Packing, packing_of
+from cupygemm.views.stacks import pose_stack
 from tests.gpu.protocol import LARGE, SMALL, Kernels
 
 pytestmark = pytest.mark.gpu

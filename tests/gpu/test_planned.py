@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm import driver, prepared, verify
+from cupygemm.kernels import driver
+from cupygemm.measuring import verify
+from cupygemm.measuring.verify import Reference
 from cupygemm.problem import Problem
-from cupygemm.verify import Reference
+from cupygemm.runtime import prepared
 from tests.gpu.everything import everything
 from tests.gpu.protocol import operands
 

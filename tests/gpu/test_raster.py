@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cupygemm import driver
-from cupygemm.compiler import OPTIONS
-from cupygemm.kernel_source import cuda_sources
-from cupygemm.raster import Raster
+from cupygemm.kernels import driver
+from cupygemm.kernels.compiler import OPTIONS
+from cupygemm.kernels.kernel_source import cuda_sources
+from cupygemm.kernels.raster import Raster
 from cupygemm.search.traffic import tile_at
 from tests.gpu.protocol import LARGE
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import driver, verify
 from cupygemm.errors import CaptureError
+from cupygemm.kernels import driver
+from cupygemm.measuring import verify
 from tests.gpu.everything import everything
 
 pytestmark = pytest.mark.gpu

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cupygemm import driver, settings
+from cupygemm import settings
+from cupygemm.bundles.in_force import SHIPPED, shipped_bundle
+from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.config import KernelSpec
-from cupygemm.dispatch import Dispatcher
-from cupygemm.in_force import SHIPPED, shipped_bundle
-from cupygemm.measure import Bench
+from cupygemm.kernels import driver
+from cupygemm.measuring.measure import Bench
 from cupygemm.problem import Problem
 from tests.gpu.protocol import Kernels
 

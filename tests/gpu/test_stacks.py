@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import driver, verify
 from cupygemm.errors import CaptureError
-from cupygemm.verify import activated
+from cupygemm.kernels import driver
+from cupygemm.measuring import verify
+from cupygemm.measuring.verify import activated
 from tests.gpu.everything import everything
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import cupygemm
-from cupygemm import driver, verify
+from cupygemm.kernels import driver
+from cupygemm.measuring import verify
 from tests.gpu.everything import ANY, everything
 from tests.gpu.protocol import LARGE, SMALL
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm import driver, verify
+from cupygemm.kernels import driver
+from cupygemm.measuring import verify
+from cupygemm.measuring.verify import Reference
 from cupygemm.problem import Problem
-from cupygemm.verify import Reference
 from tests.gpu.protocol import operands
 
 pytestmark = [pytest.mark.gpu, pytest.mark.unseen]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from cupygemm import driver, verify
 from cupygemm.errors import ProblemError
-from cupygemm.measure import Bench
+from cupygemm.kernels import driver
+from cupygemm.measuring import verify
+from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.verify import Reference
 from cupygemm.problem import Problem
-from cupygemm.verify import Reference
 from tests.gpu.protocol import (
     CONFIGS,
     EPILOGUES,

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import cupygemm
-from cupygemm import api, compiler, driver, pack_kernel, product
-from cupygemm.dispatch import Dispatcher
-from cupygemm.in_force import shipped_bundle
+from cupygemm.bundles.in_force import shipped_bundle
+from cupygemm.choosing.dispatch import Dispatcher
+from cupygemm.kernels import compiler, driver, pack_kernel
 from cupygemm.problem import Problem
+from cupygemm.runtime import api, product
 from tests.gpu.protocol import LARGE, SMALL
 from tests.gpu.test_matmul import bundle_of, expected, pair
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cupygemm import compiler, kernel_source
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import CompileError
+from cupygemm.kernels import compiler, kernel_source
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 

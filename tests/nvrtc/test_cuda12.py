@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cupygemm.compiler import OLDEST_NVRTC
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
+from cupygemm.kernels.compiler import OLDEST_NVRTC
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import LAYOUTS, Problem
 
@@ -47,7 +47,7 @@ FAMILIES: list[tuple[Problem, KernelConfig]] = [
 COMPILE = """
 import json, sys
 import cuda.bindings
-from cupygemm import compiler
+from cupygemm.kernels import compiler
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import CompileError
 from cupygemm.problem import Problem

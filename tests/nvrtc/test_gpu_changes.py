@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cupygemm import compiler, kernel_source
 from cupygemm.config import KernelSpec
+from cupygemm.kernels import compiler, kernel_source
 from cupygemm.problem import Problem
 from tests.gpu import test_isolation, test_mutants
 

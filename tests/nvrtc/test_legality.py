@@ -11,16 +11,16 @@ import random
 
 import pytest
 
-from cupygemm import compiler, kernel_source
 from cupygemm.config import MAX_TILE, KernelConfig, KernelSpec, operand_bytes, shared_storage_bytes, store_columns
 from cupygemm.device import H200
 from cupygemm.dtypes import DTYPES
 from cupygemm.errors import CompileError
-from cupygemm.kernel_plan import _Arguments
-from cupygemm.kernel_source import config_literal, spec_literal
+from cupygemm.kernels import compiler, kernel_source
+from cupygemm.kernels.kernel_plan import _Arguments
+from cupygemm.kernels.kernel_source import config_literal, spec_literal
+from cupygemm.kernels.tensor_map import a_box, b_box, out_box
 from cupygemm.legality import Violation, illegal_reason, violation
 from cupygemm.problem import Problem
-from cupygemm.tensor_map import a_box, b_box, out_box
 
 pytestmark = pytest.mark.nvrtc
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cupygemm import compiler, kernel_source, pack_kernel, packing
 from cupygemm.errors import CompileError
+from cupygemm.kernels import compiler, kernel_source, pack_kernel
+from cupygemm.views import packing
 
 pytestmark = pytest.mark.nvrtc
 

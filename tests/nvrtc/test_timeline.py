@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench import timeline
-from cupygemm import compiler, kernel_source
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.kernels import compiler, kernel_source
 from cupygemm.problem import Problem
 
 pytestmark = pytest.mark.nvrtc

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cupygemm import compiler, kernel_source
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.epilogue import ACTIVATIONS, BIASES, Epilogue
 from cupygemm.errors import CompileError
-from cupygemm.kernel_source import spec_literal
+from cupygemm.kernels import compiler, kernel_source
+from cupygemm.kernels.kernel_source import spec_literal
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from cupygemm import compiler, driver, kernel_cache, pack_kernel, warming
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.kernels import compiler, driver, kernel_cache, pack_kernel
 from cupygemm.problem import Problem
+from cupygemm.runtime import warming
 from tests.fake_products import bundle_of
 
 pytestmark = pytest.mark.nvrtc

@@ -1,0 +1,1 @@
+"""What ships and what is in force: configs by problem, in files that are safe to read."""

@@ -1,0 +1,1 @@
+"""Which kernel runs a product: entries of bundles, defaults, and a forecast where there is no entry."""

@@ -1,0 +1,1 @@
+"""What there is on this machine, and whether it will do."""

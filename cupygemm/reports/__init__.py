@@ -1,0 +1,1 @@
+"""Recorded results as Markdown and as pictures."""

@@ -1,0 +1,1 @@
+"""What a call of `matmul` is, and what it leaves to CuPy."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "cupygemm"
+ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
 
 ARROWS = {
     "": "api environment patching warming",
@@ -205,6 +206,9 @@ LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "plot": {"matplotlib"}}
 DECLARATIONS = {name for name in ARROWS["cli"].split() if name.startswith("commands.")}
 """Of commands: loaded whenever the program starts, so what the command does is imported when it is run."""
 
+ENTRIES = {"", "__main__", "cli"}
+"""Of the root: where a public name or the command line is looked up."""
+
 REPLAY = ("cli", "commands.tune_run", "search.strategies.cma")
 
 
@@ -288,16 +292,37 @@ def test_every_module_has_its_own_name_and_arrows():
     assert sorted(name_of(path) for path in MODULES) == sorted(ARROWS)
 
 
-def test_no_arrow_between_packages_points_back():
-    def package(module: str) -> str:
-        return PACKAGE_OF.get(module, module.partition(".")[0] if "." in module else "")
+def package_of(module: str) -> str:
+    """The package that a module is in; "" for the root."""
+    top = module.partition(".")[0]
+    return PACKAGE_OF.get(module, top if top in OTHERS else "")
 
-    inside = {module for module in ARROWS if module not in ("__main__", "", "cli")}
+
+def packages() -> dict[str, set[str]]:
+    """What each package imports of others, without the modules of the root."""
     graph: dict[str, set[str]] = {}
-    for module in inside:
-        others = {package(target) for target in targets(module) & inside} - {package(module)}
-        graph.setdefault(package(module), set()).update(others)
-    assert list(graphlib.TopologicalSorter(graph).static_order())
+    for module in ARROWS:
+        own = package_of(module)
+        graph.setdefault(own, set()).update({package_of(target) for target in targets(module)} - {own, ""})
+    del graph[""], graph["cuda_src"]  # data, without a module
+    return graph
+
+
+def test_no_arrow_between_packages_points_back():
+    assert list(graphlib.TopologicalSorter(packages()).static_order())
+
+
+@pytest.mark.parametrize("module", [name for name in ARROWS if package_of(name) == "" and name not in ENTRIES])
+def test_modules_of_the_root_import_no_package(module):
+    assert {package_of(target) for target in targets(module)} <= {""}
+
+
+def test_what_is_written_of_packages_is_true():
+    text = ARCHITECTURE.read_text(encoding="utf-8").partition("## Arrows")[2].split("```")[0]
+    lines = [line for line in text.splitlines() if "→" in line]
+    sides = [[re.findall(r"`(\w+)`", side) for side in line.split("→")] for line in lines]
+    assert sorted(name for names, _ in sides for name in names) == sorted(packages())
+    assert {name: set(targets) for names, targets in sides for name in names} == packages()
 
 
 def test_no_arrow_points_back():
@@ -323,7 +348,7 @@ def test_every_arrow_is_an_import(module):
 
 def drawn() -> Iterator[tuple[str, str]]:
     """The arrows of the drawing whose both ends stand on one line; "a, b ─▶ c" are two."""
-    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = ARCHITECTURE.read_text(encoding="utf-8")
     for line in text.partition("## Arrows")[2].split("```")[1].splitlines():
         groups = [re.findall(r"[\w.]+", part) for part in line.split("▶")]
         yield from ((a, b) for left, right in itertools.pairwise(groups) for a in left for b in right)

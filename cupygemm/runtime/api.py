@@ -20,7 +20,7 @@ from cupygemm.runtime.repeats import Repeats
 from cupygemm.runtime.terms import NO_TERMS, Terms, is_one, read_terms
 from cupygemm.text import count
 
-_dispatcher = Dispatcher(may_wait=True)
+_dispatcher = Dispatcher(in_background=True)
 _repeats = Repeats()
 _ONE = 1.0
 """The default of alpha and beta, known by its identity."""

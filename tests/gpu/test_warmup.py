@@ -41,7 +41,7 @@ PROBLEMS = {
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing in the disk cache, and nothing loaded."""
     monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(api, "_dispatcher", Dispatcher(may_wait=True))
+    monkeypatch.setattr(api, "_dispatcher", Dispatcher(in_background=True))
     yield
     finish()
 

@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "--progress", type=Path, default=Path("build/compare/ablations.jsonl"), help="file of searches that are done"
     )
     parser.add_argument("--work", type=Path, default=Path("build/compare"), help="folder for policies")
-    parser.add_argument("--commit", help="of the source, where there is no git history")
+    parser.add_argument("--commit", help="of the source, in place of what git says")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser
 

@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         help="files of searches that are done; what is done now goes to the first",
     )
     parser.add_argument("--work", type=Path, default=Path("build/compare"), help="folder for policies and cache files")
-    parser.add_argument("--commit", help="of the source, where there is no git history, or of --sources")
+    parser.add_argument("--commit", help="of the source, in place of what git says, or of --sources")
     parser.add_argument(
         "--sources",
         metavar="DIGEST",

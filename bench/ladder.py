@@ -69,7 +69,7 @@ FINALISTS = 3
     help="Results or a survey: grid_sample tries what was best there for such problems. Repeatable.",
 )
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path), help="Gets the fastest steps.")
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(
     suites: tuple[str, ...],

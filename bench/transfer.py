@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tables", type=Path, help="folder of recorded tables (default: those of the package)")
     parser.add_argument("--seed", type=int, default=0, help="of the training")
     parser.add_argument("--seeds", type=int, default=3, help="searches with each strategy")
-    parser.add_argument("--commit", help="of the source, where there is no git history")
+    parser.add_argument("--commit", help="of the source, in place of what git says")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser
 

@@ -57,7 +57,7 @@ Row = dict[str, Any]
 @click.option("--only", type=int, help="So many of the shapes, evenly taken. Default: all.")
 @click.option("--seconds", type=float, default=220.0, show_default=True, help="After which no shape is begun.")
 @click.option("--device", type=int, default=0, show_default=True)
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(only: int | None, seconds: float, device: int, commit: str | None, output: Path) -> None:
     """Measures what dispatch makes of shapes that were never tuned."""

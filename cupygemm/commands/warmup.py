@@ -16,7 +16,8 @@ from cupygemm.commands.options import PATH
 def warmup_command(bundle: Path | None, threads: int | None, as_json: bool) -> None:
     """Compile ahead what a bundle has configs for, for later first calls.
 
-    Without a BUNDLE it is what those in force have, without the shipped one if there is another. It needs no GPU. Where there is a Hopper GPU each kernel is loaded on it too, to see that it can be.
+    Without a BUNDLE it is what those in force have, without the shipped one if there is another. It needs no
+    GPU. Where there is a Hopper GPU each kernel is loaded on it too, to see that it can be.
     """
     from cupygemm.commands.warmup_run import run_warmup
 

@@ -27,7 +27,7 @@ def collect(
     Args:
         device: CUDA index of the GPU it was recorded on; None for none, and then nothing of CUDA is asked.
         command: that made it; None for the command line of this process.
-        commit: of the source, where there is no git history: a hash, with "-dirty" behind it if files had been
+        commit: of the source, in place of what git says: a hash, with "-dirty" behind it if files had been
             changed. None to ask the environment (CUPYGEMM_COMMIT), then git.
         reading: clock and power during the run; None to read them now.
     """

@@ -19,7 +19,7 @@ from cupygemm.errors import BundleError, CompileError
 from cupygemm.kernels import compiler
 from cupygemm.problem import Problem
 from cupygemm.runtime import api
-from cupygemm.views.arrays import unposed_reason
+from cupygemm.views.reading import unposed_reason
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
 

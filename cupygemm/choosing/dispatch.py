@@ -30,7 +30,7 @@ from cupygemm.kernels.kernel_plan import Plan, oversize_reason
 from cupygemm.kernels.loading import Kernels
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
-from cupygemm.views.arrays import problem_of
+from cupygemm.views.reading import problem_of
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from cupygemm.kernels.compiling import PACKING, Compilations, Cubin, compiling_a
 from cupygemm.problem import Problem
 from cupygemm.runtime import api
 from cupygemm.text import count
-from cupygemm.views.arrays import unposed_reason
 from cupygemm.views.gapless import Gapless, gapless
+from cupygemm.views.reading import unposed_reason
 
 Progress = Callable[[int, int], object]
 """Told how many kernels are there, of how many."""

@@ -194,6 +194,11 @@ def bundles_in_force() -> list[tuple[str, Bundle]]:
     return _dispatcher.bundles()
 
 
+def dispatcher() -> Dispatcher:
+    """What `matmul` asks: one for the process."""
+    return _dispatcher
+
+
 class use:
     """Puts a bundle in force for `matmul`: until further notice, or inside a `with` block.
 

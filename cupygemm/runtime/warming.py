@@ -105,12 +105,12 @@ def warmup(
         CaptureError: a CUDA graph is being captured.
     """
     if bundle is None:
-        return warm_up(api._dispatcher, problems, device, threads)
+        return warm_up(api.dispatcher(), problems, device, threads)
     if not isinstance(bundle, Bundle | str | os.PathLike):
         raise BundleError(f"warmup({bundle!r}): give a Bundle or the path of one, or nothing for those in force")
     given = bundle if isinstance(bundle, Bundle) else Bundle.load(Path(bundle))
     name = "the bundle given" if isinstance(bundle, Bundle) else str(bundle)
-    return warm_up(Dispatcher({name: given}, kernels=api._dispatcher.kernels), problems, device, threads)
+    return warm_up(Dispatcher({name: given}, kernels=api.dispatcher().kernels), problems, device, threads)
 
 
 def warm_up(

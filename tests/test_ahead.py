@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.cores import num_cores
 from cupygemm.errors import CompileError
 from cupygemm.kernels import compiler
-from cupygemm.kernels.ahead import compile_ahead, compile_each, num_cores
+from cupygemm.kernels.ahead import compile_ahead, compile_each
 from cupygemm.problem import Problem
 
 CONFIG = KernelConfig(64, 16, 64, 2, 1, False, 1, 1, False, 1, 40, 0, 1)
@@ -52,9 +53,9 @@ def test_nothing_is_nothing_to_do(compiled: list[tuple[Any, Any]]) -> None:
 def test_they_are_compiled_side_by_side_and_counted() -> None:
     together, steps = threading.Barrier(2, timeout=20), []
 
-    def compile_together(spec: KernelSpec, config: KernelConfig) -> int:
+    def compile_together(kernel: tuple[KernelSpec, KernelConfig]) -> int:
         together.wait()
-        return config.stages
+        return kernel[1].stages
 
     kernels = {"a": (SPECS[0], CONFIG), "b": (SPECS[1], CONFIG.swapped(stages=3))}
     found = compile_each(kernels, compile_together, 2, lambda done, total: steps.append((done, total)))
@@ -63,7 +64,7 @@ def test_they_are_compiled_side_by_side_and_counted() -> None:
 
 
 def test_other_errors_come_out() -> None:
-    def broken(spec: KernelSpec, config: KernelConfig) -> None:
+    def broken(kernel: tuple[KernelSpec, KernelConfig]) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

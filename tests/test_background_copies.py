@@ -73,7 +73,7 @@ class Gates:
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr("cupygemm.kernels.background.os.cpu_count", lambda: 8)  # two threads at least
+    monkeypatch.setattr("cupygemm.kernels.background.num_cores", lambda: 8)  # two threads at least
     gpu = fresh_gpu(monkeypatch)
     monkeypatch.setattr(product, "pays", lambda *told: True)  # products of a test are too small for it
     monkeypatch.setenv("CUPYGEMM_COMPILE", "background")

@@ -75,7 +75,7 @@ def cubin_of(spec: KernelSpec, config: KernelConfig, name: str = "its kernel") -
 PACKING = Cubin(
     (pack_kernel.PAGE,),
     "the kernel that copies operands for TMA",
-    lambda: pack_kernel.compile_ahead(),
+    lambda: pack_kernel.compile_now(),
     lambda: pack_kernel.is_compiled(),
 )
 

@@ -91,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--strategies", nargs="+", default=contenders.ALL, help=", ".join(contenders.ALL))
     parser.add_argument("--budgets", nargs="+", type=int, default=BUDGETS, help="evaluations at which to score")
     parser.add_argument("--seeds", type=int, default=SEEDS)

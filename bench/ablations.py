@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.ablations", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS, metavar="VARIANT")
     parser.add_argument("--budgets", nargs="+", type=int, default=BUDGETS, help="evaluations at which to score")
     parser.add_argument("--seeds", type=int, default=5)
@@ -79,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "--progress", type=Path, default=Path("build/compare/ablations.jsonl"), help="file of searches that are done"
     )
     parser.add_argument("--work", type=Path, default=Path("build/compare"), help="folder for policies")
-    parser.add_argument("--commit", help="of the source, where there is no git history")
+    parser.add_argument("--commit", help="of the source, in place of what git says")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser
 

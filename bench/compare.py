@@ -91,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--strategies", nargs="+", default=contenders.ALL, help=", ".join(contenders.ALL))
     parser.add_argument("--budgets", nargs="+", type=int, default=BUDGETS, help="evaluations at which to score")
     parser.add_argument("--seeds", type=int, default=SEEDS)
@@ -108,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         help="files of searches that are done; what is done now goes to the first",
     )
     parser.add_argument("--work", type=Path, default=Path("build/compare"), help="folder for policies and cache files")
-    parser.add_argument("--commit", help="of the source, where there is no git history, or of --sources")
+    parser.add_argument("--commit", help="of the source, in place of what git says, or of --sources")
     parser.add_argument(
         "--sources",
         metavar="DIGEST",

@@ -55,7 +55,7 @@ class Total:
 @click.command()
 @click.option("--jobs", default=5, show_default=True, help="Processes at once.")
 @click.option("--limit", default=600.0, show_default=True, help="Seconds for all of it; what is left then has failed.")
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(jobs: int, limit: float, commit: str | None, output: Path) -> None:
     """Runs the GPU tests, file by file, and writes one report."""

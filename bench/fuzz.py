@@ -56,7 +56,7 @@ TOGETHER = {"cases": 0, "own": 0, "counts": {}, "failures": [], "over": False}
 @click.option("--processes", default=8, show_default=True, help="With 1 all runs in this one.")
 @click.option("--seconds", default=420.0, show_default=True, help="After which no case begins.")
 @click.option("--case", "line", help="Runs this one, and says what is wrong with it.")
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path))
 @click.option("--part", type=click.Path(path_type=Path), hidden=True, help="Where a process writes what it came to.")
 def main(

@@ -38,7 +38,7 @@ Call = Callable[[Any, Any, Any], Any]
 
 @click.command()
 @click.option("--shape", default="2048x2048x4096", show_default=True, help="A kernel takes longer than a call.")
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(shape: str, commit: str | None, output: Path) -> None:
     """Times calls of a float16 product on the host."""

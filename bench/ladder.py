@@ -21,6 +21,7 @@ import click
 
 from bench.command import command_line
 from bench.relatives import Best, bests, relatives
+from bench.rows import over_cublas
 from bench.steps import STEPS, Steps
 from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig, KernelSpec
@@ -69,7 +70,7 @@ FINALISTS = 3
     help="Results or a survey: grid_sample tries what was best there for such problems. Repeatable.",
 )
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path), help="Gets the fastest steps.")
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(
     suites: tuple[str, ...],
@@ -109,8 +110,8 @@ def main(
             for mode in (ROTATED, SUSTAINED) if sustained else (ROTATED,):
                 for row in _measure(bench, steps, launches, errors, mode, dependent):
                     found.setdefault(row["step"], []).append(row)
-                    click.echo(f"{problem} {mode} {row['step']}: {_ratio(row):.3f} of cuBLAS")
-            best = max(found.values(), key=lambda each: prod(map(_ratio, each)), default=[])
+                    click.echo(f"{problem} {mode} {row['step']}: {over_cublas(row):.3f} of cuBLAS")
+            best = max(found.values(), key=lambda each: prod(map(over_cublas, each)), default=[])
             kept = found.values() if most is None else [best]
             rows += sorted((row for each in kept for row in each), key=lambda row: str(row["mode"]))
             write_results(output, times_document(output.stem, command, facts, rows, failures=failures))
@@ -118,10 +119,6 @@ def main(
                 _keep(bundle_path, _entry(problem, best[0], tried, facts), facts)
     if failures:
         sys.exit(1)
-
-
-def _ratio(row: Mapping[str, Any]) -> float:
-    return float(row["cublas_us"] / row["cupygemm_us"])
 
 
 def steps_of(suite: str, problem: Problem, known: Sequence[Best] = ()) -> Steps:

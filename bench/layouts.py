@@ -31,7 +31,7 @@ from cupygemm.problem import LAYOUTS, Problem
 @click.argument("shapes", nargs=-1, required=True)
 @click.option("--dtype", default="float16", show_default=True)
 @click.option("--bundle", "path", type=click.Path(path_type=Path, exists=True), required=True)
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(shapes: tuple[str, ...], dtype: str, path: Path, commit: str | None, output: Path) -> None:
     """Times the bundle's configs for the layouts of SHAPES by turns."""

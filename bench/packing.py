@@ -71,7 +71,7 @@ class Prepared:
 
 @click.command()
 @click.option("--only", help="Cases whose names contain this.")
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(only: str | None, commit: str | None, output: Path) -> None:
     """Measures float16 products of operands that TMA cannot read."""

@@ -47,7 +47,9 @@ CAPTION = f"fraction of the optimum's speed, at the left edge {LEAST_FRACTION} o
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.pictures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=Path("bench/results"), help="folder of the recorded files")
     parser.add_argument("-o", "--output", type=Path, default=Path("docs"), help="folder for the pictures")
     options = parser.parse_args(arguments)

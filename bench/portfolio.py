@@ -44,7 +44,7 @@ WEIGHTS = {"recorded": 4.0, "shipped": 1.0, "estimated": 1.0}
 
 
 @click.command()
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(commit: str | None, output: Path) -> None:
     """Chooses the portfolio and writes it."""

@@ -51,7 +51,7 @@ def cases() -> Iterator[tuple[str, KernelConfig, Problem]]:
 
 @click.command()
 @click.option("--limit", default=150.0, show_default=True, help="Seconds for a tool.")
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("--inner", type=click.Choice(("all", "broken")), hidden=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path))
 def main(limit: float, commit: str | None, inner: str | None, output: Path | None) -> None:

@@ -27,7 +27,7 @@ from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.target import replay_target
 from cupygemm.search.tune import Budget, tune
 from cupygemm.text import count
-from cupygemm.views.arrays import unposed_reason
+from cupygemm.views.reading import unposed_reason
 
 SHIPPED = Path("cupygemm/bundles/h200.yaml")
 STRATEGY = "exhaustive"

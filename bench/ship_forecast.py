@@ -31,7 +31,7 @@ PAIRS = {pair for pairs in LEARNT_PROJECTIONS.values() for pair in pairs}
 @click.command()
 @click.argument("survey", type=click.Path(path_type=Path))
 @click.option("--validate/--no-validate", default=True, show_default=True, help="Print a cross validation first.")
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(survey: Path, validate: bool, commit: str | None, output: Path) -> None:
     """Learns a forecast from SURVEY and writes it."""

@@ -38,7 +38,7 @@ Replay = Callable[[], Any]
 @click.command()
 @click.option("--size", default=1024, show_default=True, help="Of the square matrices.")
 @click.option("--batch", "batches", type=int, multiple=True, default=(4, 16, 64), show_default=True)
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(size: int, batches: Sequence[int], commit: str | None, output: Path) -> None:
     """Times stacks of float16 and bfloat16 matrices."""

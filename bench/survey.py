@@ -69,7 +69,7 @@ VARIANTS: tuple[Callable[[KernelConfig], KernelConfig], ...] = (
 @click.option("--seconds", type=float, default=280.0, show_default=True, help="After which no shape is begun.")
 @click.option("--shapes", "count", type=int, default=SHAPES, show_default=True)
 @click.option("--device", type=int, default=0, show_default=True)
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(seconds: float, count: int, device: int, commit: str | None, output: Path) -> None:
     """Times the portfolio on shapes to learn from."""

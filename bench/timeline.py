@@ -110,7 +110,7 @@ VARIANTS = {"whole": (), "without loads": WITHOUT_LOADS, "without stores": WITHO
 @click.argument("shapes", nargs=-1, required=True)
 @click.option("--dtype", default="float16", show_default=True)
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path, exists=True), required=True)
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(shapes: tuple[str, ...], dtype: str, bundle_path: Path, commit: str | None, output: Path) -> None:
     """Takes the stamps of the bundle's configs for SHAPES."""

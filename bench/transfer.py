@@ -84,11 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.transfer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tables", type=Path, help="folder of recorded tables (default: those of the package)")
     parser.add_argument("--seed", type=int, default=0, help="of the training")
     parser.add_argument("--seeds", type=int, default=3, help="searches with each strategy")
-    parser.add_argument("--commit", help="of the source, where there is no git history")
+    parser.add_argument("--commit", help="of the source, in place of what git says")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser
 

@@ -24,6 +24,7 @@ import click
 
 from bench import shapes
 from bench.command import command_line
+from bench.rows import over_cublas
 from bench.survey_jobs import CONTIGUOUS, closed, without_gaps
 from bench.survey_jobs import effort as survey_effort
 from cupygemm.choosing.choice import Choice
@@ -57,7 +58,7 @@ Row = dict[str, Any]
 @click.option("--only", type=int, help="So many of the shapes, evenly taken. Default: all.")
 @click.option("--seconds", type=float, default=220.0, show_default=True, help="After which no shape is begun.")
 @click.option("--device", type=int, default=0, show_default=True)
-@click.option("--commit", help="Of the source, where there is no git history.")
+@click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(only: int | None, seconds: float, device: int, commit: str | None, output: Path) -> None:
     """Measures what dispatch makes of shapes that were never tuned."""
@@ -83,7 +84,7 @@ def main(only: int | None, seconds: float, device: int, commit: str | None, outp
                     raise TimeoutError("time was up")
                 found = measured(problem, dispatcher, device)
                 rows.append({**found, "decision_us": round(decision_us, 1)})
-                click.echo(f"{problem}: {ratio(found):.3f} of cuBLAS, {found['kernel']}")
+                click.echo(f"{problem}: {over_cublas(found):.3f} of cuBLAS, {found['kernel']}")
             except (CupygemmError, MemoryError, TimeoutError) as error:
                 failures.append({**problem.to_dict(), "detail": str(error) or "out of memory"})
                 click.echo(f"{problem}: {error}", err=True)
@@ -182,15 +183,10 @@ def row(bench: Bench, launches: Mapping[str, Launch], config: KernelConfig | Non
     return result_row(bench.problem, timing, verdict.error, config, ROTATED, bench.bytes_rotated(ROTATED))
 
 
-def ratio(row: Mapping[str, Any]) -> float:
-    """cuBLAS's time over what `matmul` takes."""
-    return float(row["cublas_us"] / row["cupygemm_us"])
-
-
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """The figures that all rows come to, and the seed of the shapes."""
-    ratios = [ratio(row) for row in rows]
-    own = [ratio(row) for row in rows if row["kernel"] == "own"]
+    ratios = [over_cublas(row) for row in rows]
+    own = [over_cublas(row) for row in rows if row["kernel"] == "own"]
     figures = {
         "shapes": len(rows),
         "geometric mean over cupy.matmul": mean(ratios),

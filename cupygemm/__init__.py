@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         SettingError,
         VerificationError,
     )
-    from cupygemm.machine.environment import show_config
+    from cupygemm.machine.show_config import show_config
     from cupygemm.problem import Problem
     from cupygemm.runtime.api import explain, matmul, plan, use
     from cupygemm.runtime.patching import patch
@@ -58,7 +58,7 @@ _MODULE_OF = {
     "matmul": "runtime.api",
     "patch": "runtime.patching",
     "plan": "runtime.api",
-    "show_config": "machine.environment",
+    "show_config": "machine.show_config",
     "use": "runtime.api",
     "warmup": "runtime.warming",
 }

@@ -16,8 +16,8 @@ NONE = "none"
 BIASES = (NONE, "n", "m")
 """Of none, of one element a column (length n), of one a row (length m)."""
 ACTIVATIONS = (NONE, "relu", "gelu", "gelu_tanh", "silu")
-"""A new one goes to cuda_src too (`Activation` in config.cuh, `activated` in fusion.cuh) and to verify.py (`activated`
-and `SLOPES`)."""
+"""A new one goes to cuda_src too (`Activation` in config.cuh, `activated` in fusion.cuh) and to
+cupygemm/measuring/verify.py (`activated` and `SLOPES`)."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ CUPYGEMM_DATA_DIR    where the trial store is kept (default: the user's data fol
 CUPYGEMM_BUNDLE      a YAML bundle that `matmul` asks before the shipped one; "none" for neither
 CUPYGEMM_UNSEEN      "off": cuBLAS multiplies what no bundle has a config for
 CUPYGEMM_COMPILE     "background" for cuBLAS while a kernel is compiled; "now", the default, to wait for it
-CUPYGEMM_COMMIT      the commit that recorded results name, where there is no git history
+CUPYGEMM_COMMIT      the commit that recorded results name, in place of what git says
 
 docs/environment.md tells more of them, and of those that only tests read.
 """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessPool
 
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.cores import num_cores
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import CompileError, CupygemmError, LaunchError
 from cupygemm.kernels import driver
@@ -79,7 +79,7 @@ class GpuRunner:
         self._jobs = jobs
         self._prepared: set[Problem] = set()
         self._lock = take_gpu(device)
-        num_compilers = compile_workers or os.cpu_count() or 1
+        num_compilers = compile_workers or num_cores()
         self._compiled_ahead = COMPILED_AHEAD * num_compilers
         self._compilers = _Workers(num_compilers)
         self._gpu = _Workers(1)

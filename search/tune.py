@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
-from cupygemm.interruption import uninterrupted
 from cupygemm.measurement import Measurement, Record, Status, paired_cost
 from cupygemm.problem import Problem
+from cupygemm.search.interruption import uninterrupted
 from cupygemm.search.runner import Confirming, Runner
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.strategies import Strategy

@@ -28,7 +28,7 @@ def fresh_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A fake GPU for `matmul`, with no bundle in force, the shipped one neither, and nothing loaded."""
     gpu = FakeGpu()
     gpu.install(monkeypatch)
-    monkeypatch.setattr(api, "_dispatcher", Dispatcher(may_wait=True))
+    monkeypatch.setattr(api, "_dispatcher", Dispatcher(in_background=True))
     monkeypatch.setattr(api, "_repeats", Repeats())  # which has counted the devices
     monkeypatch.setenv("CUPYGEMM_BUNDLE", settings.NO_BUNDLE)
     return gpu

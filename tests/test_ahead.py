@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.cores import num_cores
 from cupygemm.errors import CompileError
 from cupygemm.kernels import compiler
-from cupygemm.kernels.ahead import compile_ahead, compile_each, num_cores
+from cupygemm.kernels.ahead import compile_ahead, compile_each
 from cupygemm.problem import Problem
 
 CONFIG = KernelConfig(64, 16, 64, 2, 1, False, 1, 1, False, 1, 40, 0, 1)

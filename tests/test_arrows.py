@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -19,16 +20,16 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "cupygemm"
+ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
 
 ARROWS = {
-    "": "api environment patching warming",
+    "": "api patching show_config warming",
     "__main__": "cli",
-    "ahead": "compiler",
+    "ahead": "compiler cores",
     "api": "planned repeats text",
-    "arrays": "driver placement problem stacks",
     "atomic": "",
     "axes": "",
-    "background": "",
+    "background": "cores",
     "benchmark": "measure",
     "blocks": "atomic errors",
     "bundle": "device measurement plain_yaml validation atomic",
@@ -71,18 +72,18 @@ ARROWS = {
     "compiling": "background pack_kernel settings",
     "config": "problem",
     "copies": "pack_kernel placement",
+    "cores": "",
     "counters": "errors",
     "cublas": "driver dtypes operands",
     "cublaslt": "cublas epilogue",
     "cuda_src": "",
     "defaults": "legality",
     "device": "",
-    "dispatch": "arrays choice defaults in_force loading unseen",
+    "dispatch": "choice defaults in_force loading reading unseen",
     "doctor": "bundle_fit checks compiler telemetry text",
     "driver": "device errors",
     "dtypes": "",
     "elementwise": "driver epilogue",
-    "environment": "api telemetry",
     "epilogue": "errors",
     "epilogue_terms": "placement",
     "errors": "",
@@ -97,7 +98,6 @@ ARROWS = {
     "gapless": "copies stacks",
     "graphs": "driver operands",
     "in_force": "bundle settings",
-    "interruption": "",
     "kernel_cache": "settings",
     "kernel_plan": "compiler driver epilogue_terms operands raster",
     "kernel_source": "config",
@@ -122,6 +122,7 @@ ARROWS = {
     "product": "dispatch fallback_terms packing packing_cost",
     "provenance": "compiler cublas telemetry",
     "raster": "config",
+    "reading": "driver placement problem stacks",
     "report": "comparison_report results text transfer_report",
     "repeat": "prepared product",
     "repeats": "repeat",
@@ -136,8 +137,9 @@ ARROWS = {
     "search.features": "estimate",
     "search.forecasting": "forecast search.boosting",
     "search.gpu_jobs": "measure kernel_plan",
-    "search.gpu_runner": "gpu_lock legality provenance search.gpu_jobs search.traffic",
+    "search.gpu_runner": "cores gpu_lock legality provenance search.gpu_jobs search.traffic",
     "search.gpu_target": "search.counted search.gpu_runner search.target",
+    "search.interruption": "",
     "search.kernel_tuner_export": "atomic search.table",
     "search.knob_value": "blocks search.recorded text",
     "search.outcome": "atomic bundle search.target search.tune",
@@ -153,7 +155,7 @@ ARROWS = {
     "search.seeds": "search.guesses search.recorded search.suggest",
     "search.space": "legality",
     "search.store": "measurement settings",
-    "search.strategies": "interruption measurement search.rewards search.suggest",
+    "search.strategies": "measurement search.interruption search.rewards search.suggest",
     "search.strategies.cma": "search.strategies search.strategies.draws",
     "search.strategies.draws": "",
     "search.strategies.exhaustive": "search.strategies",
@@ -170,9 +172,10 @@ ARROWS = {
     "search.transfer": "search.ppo search.transfer_options search.weights",
     "search.transfer_options": "",
     "search.transfer_training": "search.replay search.rewards search.transfer",
-    "search.tune": "interruption search.runner search.strategies",
+    "search.tune": "search.interruption search.runner search.strategies",
     "search.weights": "atomic search.features search.space",
     "settings": "errors",
+    "show_config": "api telemetry",
     "stacks": "axes",
     "suites": "problem",
     "telemetry": "driver",
@@ -204,6 +207,9 @@ LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "plot": {"matplotlib"}}
 DECLARATIONS = {name for name in ARROWS["cli"].split() if name.startswith("commands.")}
 """Of commands: loaded whenever the program starts, so what the command does is imported when it is run."""
 
+ENTRIES = {"", "__main__", "cli"}
+"""Of the root: where a public name or the command line is looked up."""
+
 REPLAY = ("cli", "commands.tune_run", "search.strategies.cma")
 
 
@@ -218,6 +224,18 @@ OTHERS = ("commands", "cuda_src", "search", "search/strategies")
 LAYERS = ("kernels", "views", "bundles", "choosing", "runtime", "measuring", "reports", "machine")
 """Packages whose modules go by their own names here, which differ."""
 
+FILES = sorted(
+    Path(folder, name)
+    for folder, _, names in os.walk(PACKAGE, followlinks=True)
+    for name in names
+    if name.endswith(".py")
+)
+
+
+def folder_of(path: Path) -> str:
+    """The folder that a module is in, "." for the root."""
+    return path.parent.relative_to(PACKAGE).as_posix()
+
 
 def name_of(path: Path) -> str:
     parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -225,13 +243,9 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-TREES = {
-    name_of(path): ast.parse(path.read_text(encoding="utf-8"))
-    for folder in (PACKAGE, *(PACKAGE / name for name in (*LAYERS, *OTHERS)))
-    for path in folder.glob("*.py")
-    if path.name != "__init__.py" or folder.name not in LAYERS
-}
-PACKAGE_OF = {path.stem: name for name in LAYERS for path in (PACKAGE / name).glob("*.py")}
+MODULES = [path for path in FILES if path.name != "__init__.py" or folder_of(path) not in LAYERS]
+TREES = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+PACKAGE_OF = {name_of(path): folder_of(path) for path in MODULES if folder_of(path) in LAYERS}
 
 
 def imports(node: ast.AST, late: bool = False) -> Iterator[Import]:
@@ -271,20 +285,45 @@ def reachable(module: str) -> set[str]:
     return found
 
 
-def test_every_module_has_its_arrows():
-    assert set(TREES) == set(ARROWS)
+def test_every_folder_with_modules_is_a_package_known_here():
+    assert {folder_of(path) for path in FILES} == {".", *LAYERS, *OTHERS}
+
+
+def test_every_module_has_its_own_name_and_arrows():
+    assert sorted(name_of(path) for path in MODULES) == sorted(ARROWS)
+
+
+def package_of(module: str) -> str:
+    """The package that a module is in; "" for the root."""
+    top = module.partition(".")[0]
+    return PACKAGE_OF.get(module, top if top in OTHERS else "")
+
+
+def packages() -> dict[str, set[str]]:
+    """What each package imports of others, without the modules of the root."""
+    graph: dict[str, set[str]] = {}
+    for module in ARROWS:
+        own = package_of(module)
+        graph.setdefault(own, set()).update({package_of(target) for target in targets(module)} - {own, ""})
+    del graph[""], graph["cuda_src"]  # data, without a module
+    return graph
 
 
 def test_no_arrow_between_packages_points_back():
-    def package(module: str) -> str:
-        return PACKAGE_OF.get(module, module.partition(".")[0] if "." in module else "")
+    assert list(graphlib.TopologicalSorter(packages()).static_order())
 
-    inside = {module for module in ARROWS if module not in ("__main__", "", "cli")}
-    graph: dict[str, set[str]] = {}
-    for module in inside:
-        others = {package(target) for target in targets(module) & inside} - {package(module)}
-        graph.setdefault(package(module), set()).update(others)
-    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+@pytest.mark.parametrize("module", [name for name in ARROWS if package_of(name) == "" and name not in ENTRIES])
+def test_modules_of_the_root_import_no_package(module):
+    assert {package_of(target) for target in targets(module)} <= {""}
+
+
+def test_what_is_written_of_packages_is_true():
+    text = ARCHITECTURE.read_text(encoding="utf-8").partition("## Arrows")[2].split("```")[0]
+    lines = [line for line in text.splitlines() if "→" in line]
+    sides = [[re.findall(r"`(\w+)`", side) for side in line.split("→")] for line in lines]
+    assert sorted(name for names, _ in sides for name in names) == sorted(packages())
+    assert {name: set(targets) for names, targets in sides for name in names} == packages()
 
 
 def test_no_arrow_points_back():
@@ -310,7 +349,7 @@ def test_every_arrow_is_an_import(module):
 
 def drawn() -> Iterator[tuple[str, str]]:
     """The arrows of the drawing whose both ends stand on one line; "a, b ─▶ c" are two."""
-    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = ARCHITECTURE.read_text(encoding="utf-8")
     for line in text.partition("## Arrows")[2].split("```")[1].splitlines():
         groups = [re.findall(r"[\w.]+", part) for part in line.split("▶")]
         yield from ((a, b) for left, right in itertools.pairwise(groups) for a in left for b in right)

@@ -99,7 +99,7 @@ def test_a_kernel_in_the_disk_cache_is_loaded_at_once(
 ) -> None:
     gate.is_open.set()
     cupygemm.use(bundle_of(PROBLEM))
-    api._dispatcher.kernels.compilations.compile(cubin_of(*_pair()))
+    api.dispatcher().kernels.compilations.compile(cubin_of(*_pair()))
     monkeypatch.setattr(threading, "Thread", None)
     cupygemm.matmul(*operands(gpu))
     assert (len(gpu.launches), gpu.fallbacks) == (1, [])

@@ -73,7 +73,7 @@ class Gates:
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    monkeypatch.setattr("cupygemm.kernels.background.os.cpu_count", lambda: 8)  # two threads at least
+    monkeypatch.setattr("cupygemm.kernels.background.num_cores", lambda: 8)  # two threads at least
     gpu = fresh_gpu(monkeypatch)
     monkeypatch.setattr(product, "pays", lambda *told: True)  # products of a test are too small for it
     monkeypatch.setenv("CUPYGEMM_COMPILE", "background")
@@ -142,7 +142,7 @@ def test_what_is_compiled_for_one_serves_all(gpu: FakeGpu, gates: Gates) -> None
     """A product whose own kernel is there waits for that of the copies alone, which then is everybody's."""
     a, b, _ = draw(gpu)
     gates.pass_through("kernel")
-    api._dispatcher.kernels.load(ODD, SMALL, 0)
+    api.dispatcher().kernels.load(ODD, SMALL, 0)
     check(a, b)
     assert (len(gpu.fallbacks), gpu.launches) == (1, [])
     gates.pass_through("copies")
@@ -173,7 +173,7 @@ def test_a_plan_waits_for_both(gpu: FakeGpu, gates: Gates) -> None:
 def test_a_capture_says_what_is_not_there(gpu: FakeGpu, gates: Gates) -> None:
     a, b, out = draw(gpu)
     gates.pass_through("kernel")
-    api._dispatcher.kernels.load(ODD, SMALL, 0)
+    api.dispatcher().kernels.load(ODD, SMALL, 0)
 
     def refuse(words: str) -> None:
         gpu.stream.begin_capture()

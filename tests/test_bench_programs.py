@@ -24,6 +24,12 @@ def test_a_program_says_how_it_is_run(name: str) -> None:
     assert re.search(rf"^    python -m bench\.{name}\b", SOURCES[name], re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", [name for name, text in SOURCES.items() if "ArgumentParser(" in text])
+def test_help_says_how_a_program_is_run(name: str) -> None:
+    # Click finds it out by itself.
+    assert f'prog="python -m bench.{name}"' in SOURCES[name]
+
+
 @pytest.mark.parametrize("name", [name for name, text in SOURCES.items() if name != "command"])
 def test_programs_name_themselves(name: str) -> None:
     text = SOURCES[name]

@@ -19,7 +19,7 @@ from cupygemm.errors import BundleError, CompileError
 from cupygemm.kernels import compiler
 from cupygemm.problem import Problem
 from cupygemm.runtime import api
-from cupygemm.views.arrays import unposed_reason
+from cupygemm.views.reading import unposed_reason
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, PROBLEM, SMALL, bundle_of, fresh_gpu, operands, plain, right
 
@@ -240,7 +240,7 @@ def test_another_make_of_gpu_is_cublas(gpu: FakeGpu) -> None:
 
 def test_a_plan_is_made_once_and_kept(gpu: FakeGpu) -> None:
     cupygemm.use(bundle_of(PROBLEM, replace(PROBLEM, m=8)))
-    dispatcher = api._dispatcher
+    dispatcher = api.dispatcher()
     a, b = operands(gpu)
     plan = dispatcher.choose(a, b)[1]
     assert dispatcher.choose(a, b)[1] is plan
@@ -264,7 +264,7 @@ def test_threads_make_one_plan_once(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatc
 
     def work() -> None:
         start.wait()
-        plans.append(api._dispatcher.choose(a, b)[1])
+        plans.append(api.dispatcher().choose(a, b)[1])
 
     monkeypatch.setattr(compiler, "compile_kernel", compile_slowly)
     threads = [threading.Thread(target=work) for _ in range(8)]

@@ -51,7 +51,7 @@ def test_the_command_says_what_matmul_does(gpu: FakeGpu, monkeypatch: pytest.Mon
     problems = [Problem(24, 40, 16), Problem(24, 39, 17), Problem(24, 1, 16), Problem(23, 40, 16, layout="tn")]
     asked = [read.problem for read in map(gapless, problems) if not isinstance(read, str)]
     with cupygemm.use(bundle_of(*asked)):
-        dispatcher = cupygemm.runtime.api._dispatcher  # type: ignore[attr-defined]
+        dispatcher = cupygemm.runtime.api.dispatcher()  # type: ignore[attr-defined]
         monkeypatch.setattr("cupygemm.commands.explain_run.Dispatcher", lambda only: dispatcher)
         for problem in problems:
             a, b = operands(gpu, problem)

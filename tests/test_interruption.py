@@ -13,7 +13,7 @@ import pytest
 
 from cupygemm import cli
 from cupygemm.bundles.bundle import Bundle
-from cupygemm.interruption import uninterrupted
+from cupygemm.search.interruption import uninterrupted
 from tests.commands import PROBLEM
 
 SLOW = """

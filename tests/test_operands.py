@@ -11,7 +11,7 @@ import pytest
 
 import cupygemm
 from cupygemm.problem import Problem
-from cupygemm.views.arrays import problem_of
+from cupygemm.views.reading import problem_of
 from tests.fake_gpu import DeviceArray, FakeDevice, FakeGpu
 from tests.fake_products import (
     PROBLEM,

@@ -12,7 +12,7 @@ import pytest
 import cupygemm
 from cupygemm.errors import CaptureError
 from cupygemm.problem import Problem
-from cupygemm.views.arrays import problem_of
+from cupygemm.views.reading import problem_of
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import (
     PROBLEM,

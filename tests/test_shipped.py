@@ -21,7 +21,7 @@ from cupygemm.errors import FileError
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.reports import bundle_report
-from cupygemm.views.arrays import unposed_reason
+from cupygemm.views.reading import unposed_reason
 from tests.commands import PROBLEM, SMALL
 from tests.fake_products import LARGE, bundle_of
 

@@ -239,7 +239,7 @@ def test_an_interruption_drops_what_is_not_begun(gpu: FakeGpu, monkeypatch: pyte
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        warm_up(api._dispatcher, threads=1, progress=interrupt)
+        warm_up(api.dispatcher(), threads=1, progress=interrupt)
     assert 1 <= len(gpu.compiled) < len(problems)
 
 

@@ -24,7 +24,7 @@ SHIPPED = "the shipped bundle"
 @cache
 def shipped_bundle() -> Bundle:
     """The bundle of the package, read at the first call."""
-    return Bundle.load(resources.files("cupygemm").joinpath("bundles", "h200.yaml"))
+    return Bundle.load(resources.files("cupygemm.bundles").joinpath("h200.yaml"))
 
 
 @dataclass(frozen=True, eq=False)

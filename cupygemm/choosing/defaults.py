@@ -13,7 +13,10 @@ _SMALL = KernelConfig(64, 64, 64, 8, 1, False, 1, 1, True, 4, 40, 1, 1, l2_promo
 
 
 def default_config(problem: Problem, device: DeviceSpec) -> KernelConfig | None:
-    """A config that computes a problem reasonably on a device; None where none of these is legal."""
+    """A config that computes a problem reasonably on a device; None where none of these is legal.
+
+    For operands and results that `matmul` has own kernels for there is one on every Hopper GPU.
+    """
     spec = KernelSpec.of(problem)
     tiles = -(-problem.m // _BY_TURNS.block_m) * -(-problem.n // _BY_TURNS.block_n) * problem.batch
     for config in (_BY_TURNS, _SMALL) if tiles >= device.sm_count else (_SMALL,):

@@ -25,12 +25,12 @@ from cupygemm.epilogue import NONE
 from cupygemm.errors import CompileError, ConfigError, LaunchError, ProblemError
 from cupygemm.kernels import compiler, driver
 from cupygemm.kernels.capture import is_capturing
-from cupygemm.kernels.compiling import PACKING, Job, StillCompiling, may_wait
+from cupygemm.kernels.compiling import PACKING, Job, StillCompiling, compiles_in_background
 from cupygemm.kernels.kernel_plan import Plan, oversize_reason
 from cupygemm.kernels.loading import Kernels
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
-from cupygemm.views.arrays import problem_of
+from cupygemm.views.reading import problem_of
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Dispatcher:
         only: Mapping[str, Bundle] | None = None,
         even_slower: bool = False,
         kernels: Kernels | None = None,
-        may_wait: bool = False,
+        in_background: bool = False,
     ) -> None:
         """Nothing is read or compiled yet.
 
@@ -65,8 +65,8 @@ class Dispatcher:
             only: bundles by name, the first one asked first, in place of the environment's and the shipped one.
             even_slower: whether a config runs that was measured to be slower than cuBLAS: for measuring it again.
             kernels: of another dispatcher, which gets what is loaded here; None for its own.
-            may_wait: whether cuBLAS runs while a kernel is compiled, where CUPYGEMM_COMPILE says so. What measures
-                waits for the kernel.
+            in_background: whether kernels are compiled in the background, and cuBLAS runs meanwhile, where
+                CUPYGEMM_COMPILE says so. What measures waits for the kernel.
         """
         self._lock = threading.RLock()
         self._in_force = InForce(only)
@@ -76,7 +76,7 @@ class Dispatcher:
         self._meanwhile: dict[tuple[Problem, int, bool], tuple[Choice, Job]] = {}
         self._logged: set[tuple[str, str]] = set()
         self._passed_over: set[tuple[str, Problem, str]] = set()
-        self._may_wait = may_wait
+        self._in_background = in_background
         self.kernels = kernels or Kernels()
         self.generation = 0
 
@@ -134,11 +134,11 @@ class Dispatcher:
             known, meanwhile, generation = self._chosen.get(key), self._meanwhile.get(key), self.generation
         if known is not None:
             return known
-        waits = self._may_wait and may_wait(problem)
-        if meanwhile is not None and waits and not meanwhile[1].is_over and not is_capturing():
+        in_background = self._in_background and compiles_in_background(problem)
+        if meanwhile is not None and in_background and not meanwhile[1].is_over and not is_capturing():
             return meanwhile[0], None
         try:
-            found = self._prepare(problem, index, waits, copied)
+            found = self._prepare(problem, index, in_background, copied)
         except StillCompiling as state:
             if copied:
                 # Needed too, and compiled side by side.
@@ -161,7 +161,7 @@ class Dispatcher:
             CompileError, LaunchError: what stands in its way.
             SettingError: as `choose`.
         """
-        self.kernels.load_packing(problem, index, self._may_wait and may_wait(problem))
+        self.kernels.load_packing(problem, index, self._in_background and compiles_in_background(problem))
 
     def predict(self, problem: Problem, device: DeviceSpec) -> Prediction | None:
         """What is expected of a problem that nobody has tuned; None where nothing is.
@@ -208,9 +208,9 @@ class Dispatcher:
 
         return self._first_that_works(problem, device, refuse, copied)[0]
 
-    def _prepare(self, problem: Problem, index: int, waits: bool, copied: bool) -> tuple[Choice, Plan | None]:
+    def _prepare(self, problem: Problem, index: int, in_background: bool, copied: bool) -> tuple[Choice, Plan | None]:
         def make(config: KernelConfig) -> Plan:
-            return Plan(problem, self.kernels.load(problem, config, index, waits))
+            return Plan(problem, self.kernels.load(problem, config, index, in_background))
 
         return self._first_that_works(problem, driver.device_spec(index), make, copied)
 

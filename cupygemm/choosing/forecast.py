@@ -199,6 +199,6 @@ def shipped_forecast() -> Forecast:
     Raises:
         BundleError: it is damaged or missing.
     """
-    path = resources.files("cupygemm").joinpath("bundles", "h200_forecast.npz")
+    path = resources.files("cupygemm.bundles").joinpath("h200_forecast.npz")
     with resources.as_file(path) as file:
         return Forecast.load(file)

@@ -32,9 +32,7 @@ def _read_plot(ctx: click.Context, param: click.Parameter, value: Path | None) -
 @click.command("bench")
 @click.argument("targets", metavar="[SUITE | MxNxK...]", nargs=-1)
 @shape_options
-@click.option(
-    "--bundle", type=PATH, help="Whose configs. Default: the bundles in force; without a config, cuBLAS runs."
-)
+@click.option("--bundle", type=PATH, help="To be asked alone. Default: the bundles in force, then the forecast.")
 @gpu_option
 @click.option(
     "--mode", "modes", type=click.Choice(MODES), multiple=True, help="Repeatable. Default: rotated, resident."

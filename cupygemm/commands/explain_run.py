@@ -19,9 +19,9 @@ from cupygemm.device import H200, DeviceSpec
 from cupygemm.kernels import driver
 from cupygemm.problem import Problem
 from cupygemm.text import printable
-from cupygemm.views.arrays import unposed_reason
 from cupygemm.views.gapless import gapless
 from cupygemm.views.packing_cost import pays
+from cupygemm.views.reading import unposed_reason
 
 
 @dataclass(frozen=True)

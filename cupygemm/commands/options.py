@@ -91,7 +91,7 @@ def read_gpu(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 
 gpu_option = click.option("--device", default="cuda:0", show_default=True, callback=read_gpu, help="cuda or cuda:N.")
-commit_option = click.option("--commit", help="Commit to name in the provenance, where there is no git history.")
+commit_option = click.option("--commit", help="Commit to name in the provenance, in place of what git says.")
 
 
 def refuse(ctx: click.Context, names: Collection[str], why: str) -> None:

@@ -5,12 +5,12 @@ NVRTC runs in threads side by side, and Python beside it (12.4, 12.9 and 13.0 do
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.cores import num_cores
 from cupygemm.errors import CompileError
 from cupygemm.kernels import compiler
 
@@ -63,8 +63,3 @@ def compile_each(
         # An interruption waits for what is being compiled, not for all.
         pool.shutdown(cancel_futures=True)
     return found
-
-
-def num_cores() -> int:
-    """Those that this process may use: in a container fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

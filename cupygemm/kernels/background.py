@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
+
+from cupygemm.cores import num_cores
 
 MOST_THREADS = 4
 """Compiling at once: a program that has just started has other work for its cores."""
@@ -25,7 +26,7 @@ class Background:
         self._lock = threading.RLock()
         self._jobs: deque[Callable[[], None]] = deque()
         self._running = 0
-        self._most = max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
+        self._most = max(1, min(MOST_THREADS, num_cores() // 2))
 
     def submit(self, job: Callable[[], None]) -> bool:
         """Has a job done, which must raise nothing; False, and nothing else, where no thread can be had for it."""

@@ -28,6 +28,7 @@ __all__ = [
     "is_cached",
     "is_page_cached",
     "nvrtc_version",
+    "nvrtc_version_if_any",
     "source_digest",
 ]
 
@@ -166,6 +167,14 @@ def nvrtc_version() -> str:
     """
     nvrtc = _nvrtc()
     return "{}.{}".format(*_checked(nvrtc, nvrtc.nvrtcVersion()))
+
+
+def nvrtc_version_if_any() -> str | None:
+    """The same; None where NVRTC cannot be loaded."""
+    try:
+        return nvrtc_version()
+    except CompileError:
+        return None
 
 
 def is_cached(spec: KernelSpec, config: KernelConfig) -> bool:

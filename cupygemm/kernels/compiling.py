@@ -34,7 +34,7 @@ def compiling_at_once() -> Iterator[None]:
         _at_once.reset(token)
 
 
-def may_wait(problem: Problem) -> bool:
+def compiles_in_background(problem: Problem) -> bool:
     """Whether a kernel for this problem is to be compiled in the background, and cuBLAS to run meanwhile.
 
     Raises:
@@ -75,7 +75,7 @@ def cubin_of(spec: KernelSpec, config: KernelConfig, name: str = "its kernel") -
 PACKING = Cubin(
     (pack_kernel.PAGE,),
     "the kernel that copies operands for TMA",
-    lambda: pack_kernel.compile_ahead(),
+    lambda: pack_kernel.compile_now(),
     lambda: pack_kernel.is_compiled(),
 )
 
@@ -158,8 +158,8 @@ class Compilations:
             self._jobs[cubin.key] = job
         return job
 
-    def await_none(self, cubin: Cubin, what: object) -> CupygemmError | None:
-        """Comes back where loading takes no compiling, or cannot be done; else it has it compiled, and says so.
+    def begin_or_raise(self, cubin: Cubin, what: object) -> CupygemmError | None:
+        """Begins to compile a cubin in the background, and raises; comes back where loading it takes no compiling.
 
         Args:
             what: as of `begin`.

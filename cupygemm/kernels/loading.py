@@ -30,11 +30,11 @@ class Kernels:
         self.compilations = Compilations()
         self._loaded: dict[tuple[KernelSpec, KernelConfig, int], LoadedKernel | CupygemmError] = {}
 
-    def load(self, problem: Problem, config: KernelConfig, index: int, may_wait: bool = False) -> LoadedKernel:
+    def load(self, problem: Problem, config: KernelConfig, index: int, in_background: bool = False) -> LoadedKernel:
         """The kernel for a problem on a CUDA device; compiled and loaded if it is not.
 
         Args:
-            may_wait: compile in the background what is not in the disk cache.
+            in_background: compile in the background what is not in the disk cache.
 
         Raises:
             CaptureError: it is not loaded, and a CUDA graph is being captured.
@@ -48,8 +48,8 @@ class Kernels:
             cubin = cubin_of(spec, config)
             if is_capturing():
                 raise CaptureError(self._capture_words(problem, cubin, "operands of this shape"))
-            if may_wait and illegal_reason(config, spec, driver.device_spec(index)) is None:
-                error = self.compilations.await_none(cubin, problem)
+            if in_background and illegal_reason(config, spec, driver.device_spec(index)) is None:
+                error = self.compilations.begin_or_raise(cubin, problem)
                 if error is not None:
                     self._loaded.setdefault(key, error)
             with self.compilations.lock_of(cubin):
@@ -61,12 +61,12 @@ class Kernels:
             raise kernel.with_traceback(None)
         return kernel
 
-    def load_packing(self, problem: Problem, index: int, may_wait: bool = False) -> None:
+    def load_packing(self, problem: Problem, index: int, in_background: bool = False) -> None:
         """Sees to it that the kernel which copies operands for TMA is loaded on a CUDA device.
 
         Args:
             problem: for which.
-            index, may_wait: as of `load`.
+            index, in_background: as of `load`.
 
         Raises:
             CaptureError, StillCompiling, CompileError, LaunchError: as `load`.
@@ -74,7 +74,7 @@ class Kernels:
         if not pack_kernel.is_loaded(index):
             if is_capturing():
                 raise CaptureError(self._capture_words(problem, PACKING, "such operands"))
-            error = self.compilations.await_none(PACKING, problem) if may_wait else None
+            error = self.compilations.begin_or_raise(PACKING, problem) if in_background else None
             if error is not None:
                 pack_kernel.give_up(index, error)
         with self.compilations.lock_of(PACKING):

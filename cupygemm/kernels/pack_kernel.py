@@ -94,7 +94,7 @@ def is_compiled() -> bool:
     return compiler.is_page_cached(PAGE, ENTRY)
 
 
-def compile_ahead() -> None:
+def compile_now() -> None:
     """Compiles it into the disk cache, if it is not there.
 
     Raises:

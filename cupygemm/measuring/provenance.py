@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from cupygemm import settings
-from cupygemm.errors import CupygemmError
 from cupygemm.kernels import compiler, driver
 from cupygemm.measuring import cublas, telemetry
 from cupygemm.measuring.telemetry import Reading
@@ -27,7 +26,7 @@ def collect(
     Args:
         device: CUDA index of the GPU it was recorded on; None for none, and then nothing of CUDA is asked.
         command: that made it; None for the command line of this process.
-        commit: of the source, where there is no git history: a hash, with "-dirty" behind it if files had been
+        commit: of the source, in place of what git says: a hash, with "-dirty" behind it if files had been
             changed. None to ask the environment (CUPYGEMM_COMMIT), then git.
         reading: clock and power during the run; None to read them now.
     """
@@ -37,7 +36,7 @@ def collect(
         "commit": commit,
         "dirty": dirty,
         **_device(device, reading),
-        "nvrtc": _nvrtc_version(),
+        "nvrtc": compiler.nvrtc_version_if_any(),
         "python": platform.python_version(),
         "source_digest": compiler.source_digest(),
         "command": shlex.join(sys.argv) if command is None else command,
@@ -63,13 +62,6 @@ def _device(device: int | None, reading: Reading | None) -> dict[str, Any]:
 def _dotted(version: int) -> str:
     """13000 → "13.0"."""
     return f"{version // 1000}.{version % 1000 // 10}"
-
-
-def _nvrtc_version() -> str | None:
-    try:
-        return compiler.nvrtc_version()
-    except CupygemmError:
-        return None
 
 
 def _commit(named: str | None) -> tuple[str | None, bool | None]:

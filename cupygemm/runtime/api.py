@@ -20,7 +20,7 @@ from cupygemm.runtime.repeats import Repeats
 from cupygemm.runtime.terms import NO_TERMS, Terms, is_one, read_terms
 from cupygemm.text import count
 
-_dispatcher = Dispatcher(may_wait=True)
+_dispatcher = Dispatcher(in_background=True)
 _repeats = Repeats()
 _ONE = 1.0
 """The default of alpha and beta, known by its identity."""
@@ -45,9 +45,9 @@ def matmul(
     An own kernel runs when the product is one of two float16 or bfloat16 matrices, or of two stacks of them, on a
     Hopper GPU, and a bundle in force (the shipped one, and see `use`) has a config for it which was not measured to be
     slower than cuBLAS, or, where none has one for a plain product, the forecast that ships expects one to be faster;
-    for stacks there is always one. Operands that TMA cannot read in place are copied where that is expected to pay.
-    An operand of one axis is a row or a column, a stack of matrices times one matrix is one product
-    where its rows are equally far apart, and a stack that is broadcast is not copied. Everything else is
+    for stacks there is always a config, if only one chosen by size. Operands that TMA cannot read in place are copied
+    where that is expected to pay. An operand of one axis is a row or a column, a stack of matrices times one matrix is
+    one product where its rows are equally far apart, and a stack that is broadcast is not copied. Everything else is
     `cupy.matmul`'s, with its result and its errors.
 
     With any of `bias`, `activation`, `residual`, `alpha`, `beta` and `out_dtype` it is
@@ -192,6 +192,11 @@ def bundles_in_force() -> list[tuple[str, Bundle]]:
         BundleError: the bundle that CUPYGEMM_BUNDLE names cannot be read.
     """
     return _dispatcher.bundles()
+
+
+def dispatcher() -> Dispatcher:
+    """What `matmul` asks: one for the process."""
+    return _dispatcher
 
 
 class use:

@@ -32,10 +32,10 @@ from cupygemm.runtime.terms import (
     placed_residual,
     result_dtype,
 )
-from cupygemm.views.arrays import problem_of, unfit_reason
 from cupygemm.views.packing import Packing, packing_of
 from cupygemm.views.packing_cost import pays, slices_pay
 from cupygemm.views.posing import Posed, overlap, pose
+from cupygemm.views.reading import problem_of, unfit_reason
 from cupygemm.views.stacks import PosedStack, pose_slices, pose_stack, shifted
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {

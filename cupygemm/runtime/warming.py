@@ -23,8 +23,8 @@ from cupygemm.kernels.compiling import PACKING, Compilations, Cubin, compiling_a
 from cupygemm.problem import Problem
 from cupygemm.runtime import api
 from cupygemm.text import count
-from cupygemm.views.arrays import unposed_reason
 from cupygemm.views.gapless import Gapless, gapless
+from cupygemm.views.reading import unposed_reason
 
 Progress = Callable[[int, int], object]
 """Told how many kernels are there, of how many."""
@@ -105,12 +105,12 @@ def warmup(
         CaptureError: a CUDA graph is being captured.
     """
     if bundle is None:
-        return warm_up(api._dispatcher, problems, device, threads)
+        return warm_up(api.dispatcher(), problems, device, threads)
     if not isinstance(bundle, Bundle | str | os.PathLike):
         raise BundleError(f"warmup({bundle!r}): give a Bundle or the path of one, or nothing for those in force")
     given = bundle if isinstance(bundle, Bundle) else Bundle.load(Path(bundle))
     name = "the bundle given" if isinstance(bundle, Bundle) else str(bundle)
-    return warm_up(Dispatcher({name: given}, kernels=api._dispatcher.kernels), problems, device, threads)
+    return warm_up(Dispatcher({name: given}, kernels=api.dispatcher().kernels), problems, device, threads)
 
 
 def warm_up(

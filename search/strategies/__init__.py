@@ -11,9 +11,9 @@ import numpy as np
 
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError, not_installed
-from cupygemm.interruption import uninterrupted
 from cupygemm.measurement import Measurement
 from cupygemm.names import STRATEGIES
+from cupygemm.search.interruption import uninterrupted
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.suggest import Guide

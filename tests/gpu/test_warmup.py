@@ -41,7 +41,7 @@ PROBLEMS = {
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing in the disk cache, and nothing loaded."""
     monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(api, "_dispatcher", Dispatcher(may_wait=True))
+    monkeypatch.setattr(api, "_dispatcher", Dispatcher(in_background=True))
     yield
     finish()
 
@@ -71,13 +71,13 @@ def heaviest() -> list[Problem]:
 
 def test_a_first_call_takes_no_longer_than_promised() -> None:
     """Of the kernels that take the longest to compile; which is the slowest, the failure says."""
-    api._dispatcher.bundles()
+    api.dispatcher().bundles()
     with cupygemm.use(bundle_of({Problem(64, 64, 64): SMALL})):
         check(Problem(64, 64, 64))  # loads NVRTC, cuRAND and cuBLAS
     took: dict[str, float] = {}
     for problem in heaviest():
         began = time.perf_counter()
-        choice, plan = api._dispatcher.choose_for(problem, 0)
+        choice, plan = api.dispatcher().choose_for(problem, 0)
         took[f"{problem} {problem.layout}"] = time.perf_counter() - began
         assert plan is not None, f"{problem}: {choice.reason}"
     assert len(took) > 3

@@ -10,7 +10,7 @@ from typing import Any
 
 from cupygemm import __version__, settings
 from cupygemm.bundles.bundle import gpu_words
-from cupygemm.errors import BundleError, CompileError
+from cupygemm.errors import BundleError
 from cupygemm.kernels import compiler, driver, kernel_cache
 from cupygemm.measuring import telemetry
 from cupygemm.runtime import api
@@ -57,7 +57,7 @@ def _versions() -> dict[str, Any]:
         "python": platform.python_version(),
         "cupy": _cupy_version(),
         **{name: _version(name) for name in _PACKAGES},
-        "nvrtc": _nvrtc_version(),
+        "nvrtc": compiler.nvrtc_version_if_any(),
         "driver": telemetry.driver_version(),
         "cuda of the driver": None if newest is None else ".".join(map(str, newest)),
     }
@@ -74,13 +74,6 @@ def _cupy_version() -> str | None:
     # Its wheels have a name for each CUDA.
     wheels = metadata.packages_distributions().get("cupy", [])
     return ", ".join(f"{_version(name)} ({name})" for name in sorted(set(wheels))) or None
-
-
-def _nvrtc_version() -> str | None:
-    try:
-        return compiler.nvrtc_version()
-    except CompileError:
-        return None
 
 
 def _devices() -> dict[str, Any]:

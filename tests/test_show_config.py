@@ -14,7 +14,7 @@ from cupygemm import settings
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import CompileError
 from cupygemm.kernels import compiler, driver
-from cupygemm.machine import environment
+from cupygemm.machine import show_config
 from cupygemm.measuring import telemetry
 from tests.fake_products import PROBLEM, bundle_of, fresh_gpu
 
@@ -38,8 +38,8 @@ def gpu(monkeypatch, tmp_path):
 
 def test_what_is_there_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "nvrtc_version", lambda: "13.0")
-    monkeypatch.setattr(environment.metadata, "packages_distributions", lambda: {"cupy": ["cupy-cuda13x"] * 2})
-    monkeypatch.setattr(environment, "_version", lambda name: "1.2" if name != "ml-dtypes" else None)
+    monkeypatch.setattr(show_config.metadata, "packages_distributions", lambda: {"cupy": ["cupy-cuda13x"] * 2})
+    monkeypatch.setattr(show_config, "_version", lambda name: "1.2" if name != "ml-dtypes" else None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("CUPYGEMMS", "of somebody else")
     folder = tmp_path / "cache" / "kernels"

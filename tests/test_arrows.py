@@ -61,7 +61,7 @@ ARROWS = {
     "commands.train_run": "search.families search.recorded search.transfer_training text",
     "commands.tune": "commands.options commands.tune_run names",
     "commands.tune_run": "commands.tune_strategy search.gpu_target search.outcome search.seeds search.store",
-    "commands.tune_strategy": "commands.tune_view",
+    "commands.tune_strategy": "commands.tune_view search.target",
     "commands.tune_view": "commands.view search.tune text",
     "commands.view": "",
     "commands.warmup": "commands.options commands.warmup_run",
@@ -198,8 +198,9 @@ LEARNERS = {"search.policy", "search.ppo", "search.cloning", "search.strategies.
 LEARNERS |= {"search.strategies.guided", "search.transfer", "search.transfer_training"}
 """Import what learns at once, and are themselves imported by the registry of strategies only when one is asked for."""
 
-LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "plot": {"matplotlib"}}
-"""What else may be imported late: the public names, what only some commands need, and what only one extra brings."""
+LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "commands.tune_run": {"cupygemm"}, "plot": {"matplotlib"}}
+"""What else may be imported late: the public names, what only some commands need, what only one extra brings, and what
+imports pebble, without which a replay must do."""
 
 DECLARATIONS = {name for name in ARROWS["cli"].split() if name.startswith("commands.")}
 """Of commands: loaded whenever the program starts, so what the command does is imported when it is run."""

@@ -95,7 +95,7 @@ def test_an_unknown_name_is_told_the_suites() -> None:
 def test_the_listing_of_a_suite_has_a_line_a_problem() -> None:
     assert suites.listing(["recorded"]) == [str(problem) for problem in suites.SUITES["recorded"].problems]
     for target in ("recordedd", "8x8x8"):
-        with pytest.raises(ProblemError, match="suite.*: they are headline, squares"):
+        with pytest.raises(ProblemError, match=r"suite.*: they are headline, squares"):
             suites.listing([target])
 
 

@@ -22,7 +22,6 @@ from cupygemm.errors import ProblemError
 from cupygemm.measuring import suites
 from cupygemm.names import DEFAULT_MODES, MODES, PLOT_SUFFIXES
 
-
 _Read = TypeVar("_Read")
 
 

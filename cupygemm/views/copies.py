@@ -99,7 +99,9 @@ def copy_of(operand: Any) -> Copy | str:
     pitch = -(-columns // unit) * unit
     found = Copy(shape, transposed, matrices, rows, columns, pitch, step, row_stride, element_stride)
     if found.chunks > MAX_CHUNKS:
-        return f"its copy would take {found.bytes / 2**30:.0f} GiB, and {MAX_CHUNKS * 16 / 2**30:.0f} are built"
+        return (
+            f"its copy would take {found.bytes / 2**30:.0f} GiB: at most {MAX_CHUNKS * 16 / 2**30:.0f} GiB are copied"
+        )
     return found
 
 

@@ -135,7 +135,7 @@ def test_a_copy_that_is_expected_to_pay_has_its_time_and_ratio(
 
 
 def test_a_copy_too_large_is_told_with_the_most(explain: Explain) -> None:
-    assert "its copy would take 1490 GiB: at most 32 GiB are copied" in explain("100000000000x2x2").stdout
+    assert "its copy would take 1490 GiB, and at most 32 GiB are copied" in explain("100000000000x2x2").stdout
 
 
 def test_a_bundle_that_is_named_is_asked_alone(explain: Explain, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

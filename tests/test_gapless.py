@@ -23,7 +23,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         (Problem(64, 64, 64), "nn", None),
         (Problem(64, 64, 60), "nn", "TMA cannot read a in place (rows are 120 bytes apart"),
         (Problem(64, 60, 64), "nn", "TMA cannot read b in place (rows are 120 bytes apart"),
-        (Problem(60, 64, 64, layout="tn"), "tn", "TMA cannot copy a"),
+        (Problem(60, 64, 64, layout="tn"), "tn", "TMA cannot read a in place"),
         (Problem(60, 64, 64, layout="nt"), "nt", None),
         (Problem(64, 1, 64), "nt", None),
         (Problem(1, 64, 60), "nn", None),

@@ -165,6 +165,14 @@ def test_a_gpu_that_is_not_hopper_runs_cublas(explain: Explain, path: Path, monk
     assert "because NVIDIA A100 is not a Hopper GPU" in explain(PROBLEM.shape, "--bundle", path).stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--bundle", "tuned.yaml")])
+def test_a_variable_that_says_what_it_may_not_is_an_error(
+    explain: Explain, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUPYGEMM_COMPILE", "later")
+    failed(explain(PROBLEM.shape, *options), "CUPYGEMM_COMPILE is 'later': it may be 'now'")
+
+
 def test_a_bundle_that_cannot_be_read_is_one_line(explain: Explain, path: Path) -> None:
     failed(explain(PROBLEM.shape, "--bundle", path), "tuned.yaml: No such file")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from cupygemm import settings
 from cupygemm.bundles.bundle import Bundle, gpu_words
 from cupygemm.bundles.bundle_check import spec_of
 from cupygemm.choosing.choice import Choice
@@ -48,6 +49,7 @@ def run_explain(problem: Problem, bundle: Path | None, as_json: bool) -> None:
 
     Raises:
         BundleError: the bundle cannot be read.
+        SettingError: CUPYGEMM_COMPILE or CUPYGEMM_UNSEEN is not what it may be.
     """
     answer = explain_problem(problem, bundle)
     for line in [json.dumps(_as_dict(answer))] if as_json else _lines(answer):
@@ -58,8 +60,9 @@ def explain_problem(problem: Problem, path: Path | None) -> Answer:
     """The answer for the first GPU of this machine, or for the one that the first bundle was measured on.
 
     Raises:
-        BundleError: the bundle cannot be read.
+        BundleError, SettingError: as `run_explain`.
     """
+    settings.compiles_in_background()  # whether it may be: without a GPU nothing else would ask
     dispatcher = Dispatcher(None if path is None else {str(path): Bundle.load(path)})
     index = next(iter(driver.hopper_devices() or driver.devices()), None)
     measured_on = [spec_of(bundle.device) for _, bundle in dispatcher.bundles()]

@@ -191,7 +191,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(BundleError, match=r"absent\.yaml: No such file"):
+    with pytest.raises(BundleError, match=r"absent\.yaml: No such file or directory; name a bundle that is there"):
         Bundle.load(tmp_path / "absent.yaml")
 
 

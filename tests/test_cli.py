@@ -113,7 +113,15 @@ def test_stacks_and_epilogues_are_problems_too(run):
 def test_a_device_that_is_not_there_is_one_line(run, monkeypatch):
     monkeypatch.setattr(driver, "device_spec", driver.device_spec.__wrapped__)
     monkeypatch.setattr(driver, "cupy", _no_cupy)
-    failed(run("--device", "cuda:0"), "CuPy is not installed")
+    result = run("--device", "cuda:0")
+    failed(result, "CuPy is not installed; --device replay answers for recorded problems")
+    assert "`cupygemm bench --list recorded`" in result.stderr
+
+
+def test_an_empty_name_is_wrong_usage(run):
+    result = run("-o", "")
+    assert result.exit_code == 2
+    assert "'-o' / '--output': the name is empty: name a file or folder" in result.stderr
 
 
 def _no_cupy():

@@ -174,7 +174,25 @@ def test_a_variable_that_says_what_it_may_not_is_an_error(
 
 
 def test_a_bundle_that_cannot_be_read_is_one_line(explain: Explain, path: Path) -> None:
-    failed(explain(PROBLEM.shape, "--bundle", path), "tuned.yaml: No such file")
+    failed(explain(PROBLEM.shape, "--bundle", path), "tuned.yaml: No such file or directory; name a bundle")
+    path.write_text("a: [1")
+    result = explain(PROBLEM.shape, "--bundle", path)
+    failed(result, f"{path}: not YAML that can be read: while parsing a flow sequence at line 1, column 4")
+    assert "byte string" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("none", "CUPYGEMM_BUNDLE=none alone"), ("", "the name is empty: name a file")]
+)
+def test_a_bundle_without_a_file_is_wrong_usage(
+    explain: Explain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = explain(PROBLEM.shape, "--bundle", name)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    (tmp_path / "none").write_text("a: 1")
+    assert explain(PROBLEM.shape, "--bundle", "none").exit_code == 1  # it is read, and no bundle
 
 
 def test_wrong_usage_is_status_2(explain: Explain) -> None:

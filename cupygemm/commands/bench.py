@@ -15,6 +15,7 @@ from cupygemm.commands.options import (
     command_line,
     commit_option,
     gpu_option,
+    read_bundle,
     refuse,
     shape_options,
 )
@@ -44,7 +45,10 @@ def _read_targets(read: Callable[..., _Read], *args: Any) -> _Read:
 @click.argument("targets", metavar="[SUITE | MxNxK...]", nargs=-1)
 @shape_options
 @click.option(
-    "--bundle", type=PATH, help="Whose configs. Default: the bundles in force; without a config, cuBLAS runs."
+    "--bundle",
+    type=PATH,
+    callback=read_bundle,
+    help="Whose configs. Default: the bundles in force; without a config, cuBLAS runs.",
 )
 @gpu_option
 @click.option(

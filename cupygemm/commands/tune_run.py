@@ -12,7 +12,7 @@ from cupygemm.bundles.bundle import SearchInfo
 from cupygemm.commands.tune_strategy import IMPORTING, Guidance, Watched, choose_strategy, find_guidance
 from cupygemm.commands.tune_view import TuneView, counts, make_view
 from cupygemm.config import KernelConfig
-from cupygemm.errors import ConfigError, FileError
+from cupygemm.errors import ConfigError, FileError, LaunchError
 from cupygemm.kernels import driver
 from cupygemm.measurement import Record
 from cupygemm.names import LEARNING, SEEDED
@@ -93,6 +93,11 @@ def _open_target(request: TuneRequest) -> Target:
 
 
 def _gpu_target(request: TuneRequest, index: int) -> Target:
+    try:
+        driver.device_spec(index)
+    except LaunchError as error:
+        instead = "--device replay answers for recorded problems, which `cupygemm bench --list recorded` prints"
+        raise LaunchError(f"{error}; {instead}") from error
     from cupygemm.search.gpu_target import gpu_target  # imports pebble, which a replay does without
 
     return gpu_target(request.problem, index, request.command, request.counters)

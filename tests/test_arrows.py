@@ -53,7 +53,7 @@ ARROWS = {
     "commands.explain": "commands.explain_run commands.options",
     "commands.explain_run": "bundle_check dispatch gapless packing_cost",
     "commands.export": "commands.options search.kernel_tuner_export search.recorded text",
-    "commands.options": "problem",
+    "commands.options": "problem settings",
     "commands.record": "commands.options commands.record_run",
     "commands.record_run": "commands.tune_view results search.gpu_target search.recording search.store",
     "commands.report": "bundle_report commands.command_help commands.options report search.knob_value",

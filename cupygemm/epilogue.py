@@ -55,8 +55,9 @@ class Epilogue:
         found = cls(bias, "residual" in parts, activation, "scaled" in parts)
         if str(found) != text or (found.scaled and found != cls(scaled=True)):
             raise ProblemError(
-                f"epilogue is {text!r}: legal are 'none', 'scaled', or some of bias_n or bias_m, residual, and one of "
-                f"{', '.join(ACTIVATIONS[1:])}, in this order and joined by '+'"
+                f"epilogue is {text!r}: legal are 'none', 'scaled' (times alpha, alone), or some of bias_n (an element "
+                f"a column) or bias_m (a row), residual, and one of {', '.join(ACTIVATIONS[1:])}, in this order and "
+                "joined by '+'"
             )
         return found
 

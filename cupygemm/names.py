@@ -20,6 +20,8 @@ SEARCH_PACKAGES = ("cmaes", "flax", "jax", "optax", "pebble")
 GUIDED, UNGUIDED, PLAINEST = "hybrid", "cma", "local"
 """What searches where none is named: with a policy that has not learnt from the problem, without one, and where what
 the first or the second needs is not installed."""
+POPULATION_EVALUATIONS = 32
+"""Different configs that the population search of `hybrid` measures before the policy takes over, without a guide."""
 NEEDED = {
     "cma": ("cmaes",),
     "ppo": ("flax", "jax", "optax"),

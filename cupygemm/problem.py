@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from cupygemm.dtypes import DTYPES
+from cupygemm.dtypes import DTYPES, OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import Epilogue
 from cupygemm.errors import ProblemError
 
@@ -54,7 +54,12 @@ class Problem:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ProblemError(f"{name} is {size!r}: sizes are integers of at least 1")
         for name in ("a_dtype", "b_dtype", "out_dtype"):
-            _check_choice(name, getattr(self, name), tuple(DTYPES))
+            dtype = getattr(self, name)
+            if dtype not in DTYPES:
+                raise ProblemError(
+                    f"{name} is {dtype!r}: legal values are {', '.join(DTYPES)}; kernels are built for operands of "
+                    f"{' and '.join(OPERAND_DTYPES)} and for results of {', '.join(RESULT_DTYPES)}"
+                )
         _check_choice("layout", self.layout, LAYOUTS)
         Epilogue.parse(self.epilogue)
         _check_choice("scales", self.scales, ("none",))

@@ -13,6 +13,7 @@ docs/environment.md tells more of them, and of those that only tests read.
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
@@ -32,11 +33,45 @@ _OTHERS = ("CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUPY_ACCELERATORS", "CUPY_CACHE
 """What else decides what is found and what runs here."""
 
 
+KNOWN = (
+    "CUPYGEMM_BUNDLE",
+    "CUPYGEMM_CACHE_DIR",
+    "CUPYGEMM_COMMIT",
+    "CUPYGEMM_COMPILE",
+    "CUPYGEMM_DATA_DIR",
+    "CUPYGEMM_UNSEEN",
+    # read by tests
+    "CUPYGEMM_CUPY_REPOSITORY",
+    "CUPYGEMM_REQUIRE_GPU",
+    "CUPYGEMM_REQUIRE_KERNEL_TUNER",
+    "CUPYGEMM_REQUIRE_NVRTC",
+    "CUPYGEMM_REQUIRE_OPTUNA",
+)
+"""Every variable with our prefix that something reads."""
+
+
 def variables() -> dict[str, str]:
     """What is set of the environment that matters here, by name."""
     return {
         name: value for name, value in sorted(os.environ.items()) if name.startswith("CUPYGEMM_") or name in _OTHERS
     }
+
+
+def checked_variables() -> dict[str, str]:
+    """The same, with what is wrong behind a value that may not be."""
+    found = variables()
+    for name, read in (("CUPYGEMM_COMPILE", compiles_in_background), ("CUPYGEMM_UNSEEN", unseen_in_force)):
+        try:
+            read()
+        except SettingError as error:
+            found[name] += f", which is an error: {error}"
+    return found
+
+
+def unknown_variables() -> dict[str, str | None]:
+    """Variables with our prefix that nothing reads, each with the one that its name is most like, if it is like any."""
+    unknown = [name for name in variables() if name.startswith("CUPYGEMM_") and name not in KNOWN]
+    return {name: next(iter(get_close_matches(name, KNOWN, n=1, cutoff=0.8)), None) for name in unknown}
 
 
 def cache_dir() -> Path:

@@ -54,7 +54,7 @@ ARROWS = {
     "commands.explain": "commands.explain_run commands.options",
     "commands.explain_run": "bundle_check dispatch gapless packing_cost",
     "commands.export": "commands.options search.kernel_tuner_export search.recorded text",
-    "commands.options": "problem",
+    "commands.options": "problem settings",
     "commands.record": "commands.options commands.record_run",
     "commands.record_run": "commands.tune_view results search.gpu_target search.recording search.store",
     "commands.report": "bundle_report commands.command_help commands.options report search.knob_value",
@@ -62,7 +62,7 @@ ARROWS = {
     "commands.train_run": "search.families search.recorded search.transfer_training text",
     "commands.tune": "commands.options commands.tune_run names",
     "commands.tune_run": "commands.tune_strategy search.gpu_target search.outcome search.seeds search.store",
-    "commands.tune_strategy": "commands.tune_view",
+    "commands.tune_strategy": "commands.tune_view search.target",
     "commands.tune_view": "commands.view search.tune text",
     "commands.view": "",
     "commands.warmup": "commands.options commands.warmup_run",
@@ -201,8 +201,9 @@ LEARNERS = {"search.policy", "search.ppo", "search.cloning", "search.strategies.
 LEARNERS |= {"search.strategies.guided", "search.transfer", "search.transfer_training"}
 """Import what learns at once, and are themselves imported by the registry of strategies only when one is asked for."""
 
-LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "plot": {"matplotlib"}}
-"""What else may be imported late: the public names, what only some commands need, and what only one extra brings."""
+LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "commands.tune_run": {"cupygemm"}, "plot": {"matplotlib"}}
+"""What else may be imported late: the public names, what only some commands need, what only one extra brings, and what
+imports pebble, without which a replay must do."""
 
 DECLARATIONS = {name for name in ARROWS["cli"].split() if name.startswith("commands.")}
 """Of commands: loaded whenever the program starts, so what the command does is imported when it is run."""

@@ -191,7 +191,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(BundleError, match=r"absent\.yaml: No such file"):
+    with pytest.raises(BundleError, match=r"absent\.yaml: No such file or directory; name a bundle that is there"):
         Bundle.load(tmp_path / "absent.yaml")
 
 
@@ -229,6 +229,9 @@ def test_entries_hold_for_other_kernel_sources_which_it_says():
     # What an entry says of itself counts more than what the bundle says of all.
     own = second.model_copy(update={"provenance": {"source_digest": "d2"}})
     assert (loaded.outdated(own, "d2"), loaded.source_digest_of(own)) == (None, "d2")
+    recorded = second.model_copy(update={"provenance": {"command": "cupygemm record 8x8x8 -o tables"}})
+    remark = "recorded with other kernel sources (d1, now d2): nothing was measured here, `cupygemm tune`"
+    assert loaded.outdated(recorded, "d2").startswith(remark)
     odd = second.model_copy(update={"provenance": {"source_digest": ["d2"]}})
     assert loaded.source_digest_of(odd) == "d1"
 

@@ -113,7 +113,15 @@ def test_stacks_and_epilogues_are_problems_too(run):
 def test_a_device_that_is_not_there_is_one_line(run, monkeypatch):
     monkeypatch.setattr(driver, "device_spec", driver.device_spec.__wrapped__)
     monkeypatch.setattr(driver, "cupy", _no_cupy)
-    failed(run("--device", "cuda:0"), "CuPy is not installed")
+    result = run("--device", "cuda:0")
+    failed(result, "CuPy is not installed; --device replay answers for recorded problems")
+    assert "`cupygemm bench --list recorded`" in result.stderr
+
+
+def test_an_empty_name_is_wrong_usage(run):
+    result = run("-o", "")
+    assert result.exit_code == 2
+    assert "'-o' / '--output': the name is empty: name a file or folder" in result.stderr
 
 
 def _no_cupy():
@@ -201,14 +209,14 @@ def test_shapes_may_be_written_as_in_reports(run):
     assert events(run("--json", "--budget", "1", problem="2048×2048×4096"))[-1]["problem"] == PROBLEM.shape
 
 
-@pytest.mark.parametrize("package", names.SEARCH_PACKAGES)
+@pytest.mark.parametrize("package", names.NEEDED["hybrid"])
 def test_a_missing_package_of_the_search_is_one_line(package, tables):
     source = f"import sys; sys.modules[{package!r}] = None; from cupygemm.cli import main; main()"
     command = [sys.executable, "-c", source, "tune", PROBLEM.shape, "--tables", str(tables), "--device", "replay"]
     command += ["--strategy", "hybrid"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    line = done.stderr.splitlines()[-1]
     assert line.endswith(
         f"{package} is not installed: install the extra `search` (pip install '.[search]' in a checkout)"
     )

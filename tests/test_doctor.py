@@ -135,6 +135,20 @@ def test_first_calls_are_as_a_variable_says(
     assert words in check.found
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("BUNDEL", "write CUPYGEMM_BUNDLE"), ("X", "unset it: docs/environment.md lists those that are")],
+)
+def test_a_variable_that_nothing_reads_is_a_warning(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, name: str, remedy: str
+) -> None:
+    assert "variables" not in examine(Machine())
+    monkeypatch.setenv(f"CUPYGEMM_{name}", "tuned.yaml")
+    check = examine(Machine())["variables"]
+    assert (check.state, check.remedy) == (State.WARNING, remedy)
+    assert check.found == f"CUPYGEMM_{name} is set, and nothing reads it"
+
+
 def test_a_machine_without_a_gpu_is_not_broken(examine: Examine) -> None:
     checks = examine(BARE)
     assert not doctor.broken(list(checks.values()))

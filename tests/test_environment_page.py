@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cupygemm import settings
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
 PACKAGE = ("cupygemm", "search")
@@ -37,6 +39,10 @@ def test_variables_of_the_package_are_those_of_settings():
     package, tests = PAGE.partition("## Variables\n")[2].partition("Read by the tests alone")[::2]
     assert set(VARIABLE.findall(package)) == read
     assert not set(VARIABLE.findall(tests.partition("\n## ")[0])) & read
+
+
+def test_a_variable_on_the_page_is_known():
+    assert set(settings.KNOWN) == set(listed("Variables"))
 
 
 def logger_of(path: Path) -> str | None:

@@ -46,7 +46,9 @@ def test_names() -> None:
     ],
 )
 def test_what_no_epilogue_is_written_as_is_refused(text: str) -> None:
-    with pytest.raises(ProblemError, match=r"epilogue is .*: legal are 'none', 'scaled', or some of bias_n or bias_m"):
+    with pytest.raises(
+        ProblemError, match=r"epilogue is .*: legal are 'none', 'scaled' \(times alpha, alone\), or some of bias_n \("
+    ):
         Epilogue.parse(text)
     with pytest.raises(ProblemError, match="epilogue is"):
         Problem(8, 8, 8, epilogue=text)
@@ -137,3 +139,11 @@ def test_the_kernel_for_cupy_has_the_terms_that_there_are(
     assert (found, out, name) == (inputs, "O out", "cupygemm_epilogue")
     real = "double" if wide == "float64" else "float"
     assert code == f"{real} x = {sum_}; out = O({activation_code(Epilogue.parse(epilogue).activation, real)});"
+
+
+def test_what_an_error_offers_is_legal() -> None:
+    with pytest.raises(ProblemError) as caught:
+        Epilogue.parse("bias+gelu")
+    for text in ("none", "scaled", "bias_n+residual+gelu", "bias_m"):
+        assert text.split("+")[0] in str(caught.value)
+        assert Problem(8, 8, 8, epilogue=text).epilogue == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from cupygemm.config import KernelSpec, shared_bytes
 from cupygemm.device import H200
 from cupygemm.kernels import driver
 from cupygemm.problem import LAYOUTS, Problem
+from cupygemm.views.packing_cost import MARGIN
 from tests.commands import failed
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import LARGE, bundle_of, fresh_gpu
@@ -79,7 +81,7 @@ def test_a_program_gets_the_whole_answer(explain: Explain, path: Path, monkeypat
     ("args", "words"),
     [
         (("8x8x8",), "no bundle in force has a config for it"),
-        (("60x64x60",), "TMA cannot copy a"),
+        (("60x64x60",), "TMA cannot read a in place (rows are 120 bytes apart: TMA needs a positive multiple of 16)"),
         ((PROBLEM.shape, "--out-dtype", "bfloat16"), "no bundle in force has a config for it"),
     ],
 )
@@ -119,6 +121,23 @@ def test_without_a_bundle_named_the_shipped_one_answers(explain: Explain, monkey
     assert answer["device"]["name"] == H200.name
 
 
+def test_a_copy_that_is_expected_to_pay_has_its_time_and_ratio(
+    explain: Explain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUPYGEMM_BUNDLE")
+    said = explain("2001x777x512").stdout
+    found = re.search(r"predicted (\S+) µs, (\S+) µs with a copy of b first, (\S+) times as fast as cuBLAS; TMA", said)
+    assert found is not None, said
+    kernel_us, whole_us, ratio = map(float, found.groups())
+    assert kernel_us < whole_us
+    assert ratio >= MARGIN
+    assert "TMA cannot read b in place (rows are 1554 bytes apart: TMA needs a positive multiple of 16)\n" in said
+
+
+def test_a_copy_too_large_is_told_with_the_most(explain: Explain) -> None:
+    assert "its copy would take 1490 GiB, and at most 32 GiB are copied" in explain("100000000000x2x2").stdout
+
+
 def test_a_bundle_that_is_named_is_asked_alone(explain: Explain, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUPYGEMM_BUNDLE")
     bundle_of(PROBLEM).save(path)
@@ -146,8 +165,34 @@ def test_a_gpu_that_is_not_hopper_runs_cublas(explain: Explain, path: Path, monk
     assert "because NVIDIA A100 is not a Hopper GPU" in explain(PROBLEM.shape, "--bundle", path).stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--bundle", "tuned.yaml")])
+def test_a_variable_that_says_what_it_may_not_is_an_error(
+    explain: Explain, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUPYGEMM_COMPILE", "later")
+    failed(explain(PROBLEM.shape, *options), "CUPYGEMM_COMPILE is 'later': it may be 'now'")
+
+
 def test_a_bundle_that_cannot_be_read_is_one_line(explain: Explain, path: Path) -> None:
-    failed(explain(PROBLEM.shape, "--bundle", path), "tuned.yaml: No such file")
+    failed(explain(PROBLEM.shape, "--bundle", path), "tuned.yaml: No such file or directory; name a bundle")
+    path.write_text("a: [1")
+    result = explain(PROBLEM.shape, "--bundle", path)
+    failed(result, f"{path}: not YAML that can be read: while parsing a flow sequence at line 1, column 4")
+    assert "byte string" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("none", "CUPYGEMM_BUNDLE=none alone"), ("", "the name is empty: name a file")]
+)
+def test_a_bundle_without_a_file_is_wrong_usage(
+    explain: Explain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = explain(PROBLEM.shape, "--bundle", name)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    (tmp_path / "none").write_text("a: 1")
+    assert explain(PROBLEM.shape, "--bundle", "none").exit_code == 1  # it is read, and no bundle
 
 
 def test_wrong_usage_is_status_2(explain: Explain) -> None:

@@ -21,9 +21,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     ("problem", "layout", "words"),
     [
         (Problem(64, 64, 64), "nn", None),
-        (Problem(64, 64, 60), "nn", "TMA cannot copy a where its rows lie without gaps: rows are 120 bytes apart"),
-        (Problem(64, 60, 64), "nn", "TMA cannot copy b where its rows lie without gaps: rows are 120 bytes apart"),
-        (Problem(60, 64, 64, layout="tn"), "tn", "TMA cannot copy a"),
+        (Problem(64, 64, 60), "nn", "TMA cannot read a in place (rows are 120 bytes apart"),
+        (Problem(64, 60, 64), "nn", "TMA cannot read b in place (rows are 120 bytes apart"),
+        (Problem(60, 64, 64, layout="tn"), "tn", "TMA cannot read a in place"),
         (Problem(60, 64, 64, layout="nt"), "nt", None),
         (Problem(64, 1, 64), "nt", None),
         (Problem(1, 64, 60), "nn", None),
@@ -31,7 +31,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         (
             Problem(1, 64, 60, 3),
             "nn",
-            "TMA cannot copy a where its rows lie without gaps: matrices are 120 bytes apart",
+            "TMA cannot read a in place (matrices are 120 bytes apart",
         ),
     ],
 )

@@ -166,7 +166,9 @@ def test_what_cannot_be_copied_is_said(gpu: FakeGpu) -> None:
     assert "no elements" in str(copy_of(filled(gpu, 0, 63)))
     data, device = SimpleNamespace(ptr=2), SimpleNamespace(id=0)
     huge = Stack((2**20, 2**15), (2**16, 2), np.dtype(np.float16), data, device)
-    assert str(packing_of(fine.T, huge)) == "b cannot be copied for TMA: its copy would take 64 GiB, and 32 are built"
+    assert str(packing_of(fine.T, huge)) == (
+        "b cannot be copied for TMA: its copy would take 64 GiB, and at most 32 GiB are copied"
+    )
     with pytest.raises(ProblemError, match="a cannot be copied for TMA: it is float32"):
         Packing(wide, fine)
 

@@ -51,3 +51,10 @@ def test_arithmetic() -> None:
     problem = Problem(2, 3, 4, batch=5, out_dtype="float32")
     assert problem.flops == 2 * 2 * 3 * 4 * 5
     assert problem.compulsory_bytes == 5 * (2 * 4 * 2 + 4 * 3 * 2 + 2 * 3 * 4)
+
+
+@pytest.mark.parametrize("name", ["a_dtype", "b_dtype", "out_dtype"])
+def test_an_unknown_dtype_is_told_which_are_built(name):
+    built = "kernels are built for operands of float16 and bfloat16 and for results of float16, bfloat16, float32"
+    with pytest.raises(ProblemError, match=f"{name} is 'float64': legal values are .*; {built}"):
+        Problem(1, 1, 1, **{name: "float64"})

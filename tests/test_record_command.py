@@ -143,7 +143,8 @@ def test_a_default_store_that_cannot_be_had_is_said_once(gpu, tmp_path, monkeypa
     monkeypatch.setenv("CUPYGEMM_DATA_DIR", str(tmp_path / "data"))
     result = tune(tmp_path)
     assert result.exit_code == 0
-    (line,) = result.stderr.splitlines()
+    line, strategy = result.stderr.splitlines()
+    assert strategy.startswith("strategy: ")
     assert "trial store" in line
     assert line.endswith("going on without")
 
@@ -155,5 +156,6 @@ def test_a_store_that_fills_up_does_not_end_the_search(gpu, tmp_path, monkeypatc
     monkeypatch.setattr(TrialStore, "append", full)
     result = tune(tmp_path, "--store", str(tmp_path / "s.sqlite"))
     assert result.exit_code == 0
-    (line,) = result.stderr.splitlines()
+    strategy, line = result.stderr.splitlines()
+    assert strategy.startswith("strategy: ")
     assert "takes no more trials: disk full" in line

@@ -121,3 +121,13 @@ def test_it_works_without_gpu_libraries():
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, cwd=root)
     assert done.returncode == 0, done.stderr
     assert "nvrtc: not there" in done.stdout
+
+
+def test_a_value_that_may_not_be_is_told_beside_it(monkeypatch):
+    monkeypatch.setenv("CUPYGEMM_COMPILE", "later")
+    monkeypatch.setenv("CUPYGEMM_UNSEEN", "off")
+    found = cupygemm.show_config("dicts")["environment"]
+    assert found["CUPYGEMM_COMPILE"].startswith(
+        "later, which is an error: CUPYGEMM_COMPILE is 'later': it may be 'now'"
+    )
+    assert found["CUPYGEMM_UNSEEN"] == "off"

@@ -92,6 +92,13 @@ def test_an_unknown_name_is_told_the_suites() -> None:
         select(["64x64"])
 
 
+def test_the_listing_of_a_suite_has_a_line_a_problem() -> None:
+    assert suites.listing(["recorded"]) == [str(problem) for problem in suites.SUITES["recorded"].problems]
+    for target in ("recordedd", "8x8x8"):
+        with pytest.raises(ProblemError, match=r"suite.*: they are headline, squares"):
+            suites.listing([target])
+
+
 def test_the_listing_has_a_line_a_suite() -> None:
     assert [line.split()[:2] for line in suites.listing()] == [
         [name, str(len(suite.problems))] for name, suite in SUITES.items()

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from cupygemm import names
 from cupygemm.commands import tune_view
-from cupygemm.commands.tune_strategy import COMPILING, Watched, default_strategy
+from cupygemm.commands.tune_strategy import COMPILING, Guidance, Watched, choose_strategy
 from cupygemm.commands.tune_view import JsonView, LiveView, PlainView
+from cupygemm.search.suggest import Guide
 from cupygemm.search.weights import shipped_weights
 from tests.commands import events
 
+LEARNT = "the shipped policy was trained on this very table, so it does not guide"
 MISSING = "is not installed: install the extra `search` (pip install '.[search]' in a checkout)"
 
 
@@ -42,27 +45,36 @@ def test_what_a_strategy_needs_is_what_it_imports(strategy: str) -> None:
     assert tuple(done.stdout.split()) == names.NEEDED.get(strategy, ())
 
 
+GUIDING = Guidance(cast(Guide, object()), "it guides")
+NOBODY = Guidance(None, "nobody guides")
+
+
 def test_a_guided_search_is_the_default_and_else_a_population() -> None:
     pytest.importorskip("jax")
-    assert default_strategy(guided=True) == ("hybrid", None)
-    assert default_strategy(guided=False) == ("cma", None)
+    assert str(choose_strategy(None, GUIDING)) == "strategy: hybrid (it guides)"
+    assert str(choose_strategy(None, NOBODY)) == "strategy: cma (nobody guides)"
 
 
 @pytest.mark.parametrize("package", names.NEEDED["hybrid"])
 def test_where_a_package_is_missing_another_stands_in(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
-    name, said = default_strategy(guided=True)
-    assert (name, said) == ("local", f"{package} {MISSING}; local searches in place of hybrid")
-    name, said = default_strategy(guided=False)
-    assert name == ("local" if package == "cmaes" else "cma")
-    assert said == (f"cmaes {MISSING}; local searches in place of cma" if package == "cmaes" else None)
+    assert choose_strategy(None, GUIDING) == ("local", f"in place of hybrid, for which {package} {MISSING}")
+    instead = ("local", f"nobody guides; in place of cma, for which cmaes {MISSING}")
+    assert choose_strategy(None, NOBODY) == (instead if package == "cmaes" else ("cma", "nobody guides"))
+
+
+def test_what_was_named_searches_and_is_told_with_what_guides_it() -> None:
+    assert choose_strategy("random", NOBODY) == ("random", "as asked")
+    assert choose_strategy("local", GUIDING) == ("local", "as asked; it guides")
+    assert choose_strategy("hybrid", GUIDING) == ("hybrid", "as asked; it guides")
+    assert choose_strategy("hybrid", NOBODY) == ("hybrid", "as asked; nobody guides: cma for 32 trials, then ppo")
 
 
 def test_a_policy_that_knows_other_problems_guides(run: Any, policy: str) -> None:
     pytest.importorskip("jax")
     result = run("--json", "--policy", policy, "--budget", "20")
     assert events(result)[-1]["strategy"] == "hybrid"
-    assert result.stderr == ""
+    assert result.stderr == f"strategy: hybrid (the policy {policy} guides)\n"
     named = events(run("--json", "--policy", policy, "--budget", "20", "--strategy", "hybrid"))
     assert [event.get("config") for event in events(result)] == [event.get("config") for event in named]
 
@@ -73,16 +85,35 @@ def test_without_jax_it_is_said_in_one_line_and_nothing_fails(
     monkeypatch.setitem(sys.modules, "jax", None)  # type: ignore[arg-type]
     result = run("--json", "--policy", policy, "--budget", "20")
     assert events(result)[-1]["strategy"] == "local"
-    assert result.stderr.splitlines() == [f"jax {MISSING}; local searches in place of hybrid"]
+    assert result.stderr.splitlines() == [f"strategy: local (in place of hybrid, for which jax {MISSING})"]
 
 
-def test_what_the_policy_has_learnt_from_is_searched_without_it(run: Any) -> None:
-    note = "no policy may guide the search, since what ships has learnt from this table: cma searches"
-    result = run("--budget", "5", "--device", "replay")
-    assert result.stdout.splitlines()[0] == note
-    assert note not in run("--budget", "5", "--cold").stdout
-    assert note not in run("--budget", "5", "--strategy", "local").stdout
-    assert events(run("--json", "--budget", "5", "--cold"))[-1]["strategy"] == "cma"
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ([], f"cma ({LEARNT})"),
+        (["--cold"], "cma (--cold, so that no policy guides)"),
+        (["--strategy", "local"], f"local (as asked; {LEARNT})"),
+        (["--strategy", "exhaustive"], "exhaustive (as asked)"),
+        (["--strategy", "hybrid"], f"hybrid (as asked; {LEARNT}: cma for 32 trials, then ppo)"),
+    ],
+)
+def test_the_strategy_and_why_it_searches_are_said(run: Any, options: list[str], line: str) -> None:
+    result = run("--budget", "5", "--device", "replay", *options)
+    assert result.stderr == f"strategy: {line}\n"
+    assert f" TFLOPS (recorded times), strategy {line.split()[0]} (5 evaluations, " in result.stdout
+
+
+def test_a_replay_needs_none_of_the_packages_of_the_search() -> None:
+    source = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({names.SEARCH_PACKAGES}))\n"
+        "from cupygemm.cli import main\n"
+        "main(['tune', '4096x4096x1024', '--device', 'replay', '--budget', '3', '--json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["strategy"] == "local"
+    assert done.stderr == f"strategy: local ({LEARNT}; in place of cma, for which cmaes {MISSING})\n"
 
 
 def test_a_reward_wants_a_strategy_that_is_named(run: Any) -> None:

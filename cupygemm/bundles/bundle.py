@@ -183,6 +183,11 @@ class Entry(_Strict):
         return measured.speedup
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether its times are out of a recorded table, and none that its search has measured."""
+        return str(self.provenance.get("command")).startswith("cupygemm record")
+
+    @property
     def is_slower(self) -> bool:
         """Whether cuBLAS was measured to be faster."""
         return self.speedup is not None and self.speedup < 1
@@ -304,10 +309,11 @@ class Bundle(_Strict):
         theirs = self.source_digest_of(entry)
         if theirs == source_digest:
             return None
-        return (
-            f"measured with other kernel sources ({theirs[:16]}, now {source_digest[:16]}): its times may be others "
-            "now, `cupygemm tune` on a Hopper GPU measures anew"
-        )
+        sources = f"with other kernel sources ({theirs[:16]}, now {source_digest[:16]})"
+        anew = "`cupygemm tune` on a Hopper GPU measures anew"
+        if entry.is_recorded:
+            return f"recorded {sources}: nothing was measured here, {anew}"
+        return f"measured {sources}: its times may be others now, {anew}"
 
     def elsewhere(self, device: DeviceSpec) -> str | None:
         """What to say where entries measured on another GPU are used on this one; None on the GPU they are of."""

@@ -24,6 +24,8 @@ MAX_DEPTH = 12
 _SafeLoader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
+_WRITES = "`cupygemm tune ... -o FILE` writes one"
+
 # A string is skipped whole; one without an end too, so that each byte is looked at once.
 _JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
@@ -61,6 +63,8 @@ def read(path: Path | Traversable) -> Any:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise BundleError(f"{path}: {error.strerror}; name a bundle that is there: {_WRITES}") from error
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror or error}") from error
     if len(data) > MAX_BYTES:
@@ -70,7 +74,8 @@ def read(path: Path | Traversable) -> Any:
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, BundleError):
             raise
-        raise BundleError(f"{path}: not YAML that can be read: {' '.join(str(error).split())}") from error
+        words = " ".join(str(error).split()).replace('in "<byte string>",', "at")  # the file has been named
+        raise BundleError(f"{path}: not YAML that can be read: {words}") from error
 
 
 def _from_json(path: Path | Traversable, data: bytes) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -14,12 +15,15 @@ from cupygemm.commands.options import (
     command_line,
     commit_option,
     gpu_option,
+    read_bundle,
     refuse,
     shape_options,
 )
 from cupygemm.errors import ProblemError
 from cupygemm.measuring import suites
 from cupygemm.names import DEFAULT_MODES, MODES, PLOT_SUFFIXES
+
+_Read = TypeVar("_Read")
 
 
 def _read_plot(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
@@ -29,10 +33,23 @@ def _read_plot(ctx: click.Context, param: click.Parameter, value: Path | None) -
     return value
 
 
+def _read_targets(read: Callable[..., _Read], *args: Any) -> _Read:
+    """What targets come to; those that name nothing are wrong usage."""
+    try:
+        return read(*args)
+    except ProblemError as error:
+        raise click.BadParameter(str(error), param_hint="SUITE or MxNxK") from error
+
+
 @click.command("bench")
 @click.argument("targets", metavar="[SUITE | MxNxK...]", nargs=-1)
 @shape_options
-@click.option("--bundle", type=PATH, help="To be asked alone. Default: the bundles in force, then the forecast.")
+@click.option(
+    "--bundle",
+    type=PATH,
+    callback=read_bundle,
+    help="To be asked alone. Default: the bundles in force, then the forecast.",
+)
 @gpu_option
 @click.option(
     "--mode", "modes", type=click.Choice(MODES), multiple=True, help="Repeatable. Default: rotated, resident."
@@ -41,7 +58,7 @@ def _read_plot(ctx: click.Context, param: click.Parameter, value: Path | None) -
 @click.option("-o", "--output", type=PATH, help="JSON file for the rows.")
 @click.option("--plot", type=PATH, callback=_read_plot, help="Picture of the ratios, .png, .svg or .pdf.")
 @click.option("--from", "recorded", type=PATH, help="Show this JSON file in place of measuring.")
-@click.option("--list", "list_suites", is_flag=True, help="Print the suites.")
+@click.option("--list", "list_suites", is_flag=True, help="Print the suites, or the problems of SUITE.")
 @click.pass_context
 def bench_command(
     ctx: click.Context,
@@ -54,7 +71,7 @@ def bench_command(
 ) -> None:
     """Measure a suite, shapes or all problems of a bundle against cuBLAS and the best cublasLt algorithm."""
     if list_suites:
-        for line in suites.listing():
+        for line in _read_targets(suites.listing, targets):
             click.echo(line)
         return
     from cupygemm.commands.bench_run import BenchRequest, run_bench, show_recorded
@@ -65,9 +82,6 @@ def bench_command(
         return
     if not targets or targets[0] in suites.SUITES:
         refuse(ctx, SHAPE_OPTION_NAMES, "a suite and a bundle have their own")
-    try:
-        problems, facts = suites.select(targets, problem_of)
-    except ProblemError as error:
-        raise click.BadParameter(str(error), param_hint="SUITE or MxNxK") from error
+    problems, facts = _read_targets(suites.select, targets, problem_of)
     options["modes"] = tuple(dict.fromkeys(options["modes"])) or DEFAULT_MODES
     run_bench(BenchRequest(problems=problems, facts=facts, command=command_line(), **options))

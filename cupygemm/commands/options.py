@@ -18,13 +18,24 @@ from cupygemm.dtypes import OPERAND_DTYPES, RESULT_DTYPES
 from cupygemm.epilogue import NONE
 from cupygemm.errors import ProblemError
 from cupygemm.problem import LAYOUTS, Problem
+from cupygemm.settings import NO_BUNDLE
 
 Command = Callable[..., None]
 ProblemOf = Callable[[str], Problem]
 """From "MxNxK", as typed, to the problem that the options make of it; a shape that is none is wrong usage."""
 
-PATH = click.Path(dir_okay=False, path_type=Path)
-FOLDER = click.Path(file_okay=False, path_type=Path)
+
+class _NamedPath(click.Path):
+    """A path with a name: "" would be the folder that the program runs in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the name is empty: name a file or folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _NamedPath(dir_okay=False, path_type=Path)
+FOLDER = _NamedPath(file_okay=False, path_type=Path)
 
 TABLES_HELP = "Folder of recorded tables. Default: those of the package."
 STORE_HELP = "SQLite file that trials go to. Default: one in the user's data folder"
@@ -80,6 +91,15 @@ def read_device(ctx: click.Context, param: click.Parameter, value: str) -> int |
     if match is None:
         raise click.BadParameter(f"{value!r}: write auto, replay, cuda or cuda:N")
     return int(match[2] or 0) if value.startswith("cuda") else value
+
+
+def read_bundle(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """The file of a bundle; the word for no bundle is one of the environment alone."""
+    if value is not None and str(value) == NO_BUNDLE and not value.exists():
+        raise click.BadParameter(
+            f"there is no file {NO_BUNDLE!r}: the word stands for no bundle in CUPYGEMM_BUNDLE={NO_BUNDLE} alone"
+        )
+    return value
 
 
 def read_gpu(ctx: click.Context, param: click.Parameter, value: str) -> int:

@@ -31,7 +31,7 @@ from cupygemm.problem import Problem
 
 _STRATEGY_HELP = (
     f"Default: {GUIDED}, {UNGUIDED} where no policy can guide it (replay of what it learnt from, --cold), "
-    f"{PLAINEST} where a package is missing."
+    f"{PLAINEST} where a package is missing; a line says which and why."
 )
 _BUDGET_HELP = "Configs to measure. Default: 100; no limit with --seconds or the exhaustive strategy."
 _DEVICE_HELP = "cuda or cuda:N, replay, or auto: the first Hopper GPU, and replay where there is none."

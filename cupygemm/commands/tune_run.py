@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from cupygemm.bundles.bundle import SearchInfo
-from cupygemm.commands.tune_strategy import IMPORTING, Watched, default_strategy
+from cupygemm.commands.tune_strategy import IMPORTING, Guidance, Watched, choose_strategy, find_guidance
 from cupygemm.commands.tune_view import TuneView, counts, make_view
-from cupygemm.errors import ConfigError, FileError
+from cupygemm.config import KernelConfig
+from cupygemm.errors import ConfigError, FileError, LaunchError
 from cupygemm.kernels import driver
 from cupygemm.measurement import Record
 from cupygemm.names import LEARNING, SEEDED
 from cupygemm.problem import Problem
-from cupygemm.search.gpu_target import gpu_target
 from cupygemm.search.outcome import BundleFile, result_event
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.seeds import seeds
@@ -25,7 +25,6 @@ from cupygemm.search.strategies import Strategy, StrategyContext, make_strategy
 from cupygemm.search.suggest import Guide
 from cupygemm.search.target import Target, replay_target
 from cupygemm.search.tune import Budget, Trial, TuneResult, tune
-from cupygemm.search.weights import PolicyWeights, shipped_weights
 from cupygemm.text import one_line, printable
 
 
@@ -80,16 +79,28 @@ def run_tune(request: TuneRequest) -> None:
 
 def _open_target(request: TuneRequest) -> Target:
     if isinstance(request.device, int):
-        return gpu_target(request.problem, request.device, request.command, request.counters)
+        return _gpu_target(request, request.device)
     if request.device == "replay":
         return replay_target(request.problem, request.tables)
     found = driver.hopper_devices()
     if found:
-        return gpu_target(request.problem, found[0], request.command, request.counters)
+        return _gpu_target(request, found[0])
     try:
         return replay_target(request.problem, request.tables)
     except FileError as error:
-        raise FileError(f"no Hopper GPU found, and nothing to replay: {error}") from error
+        remedy = "name a problem that is recorded, or tune this one where there is a Hopper GPU"
+        raise FileError(f"no Hopper GPU found, and nothing to replay: {error}; {remedy}") from error
+
+
+def _gpu_target(request: TuneRequest, index: int) -> Target:
+    try:
+        driver.device_spec(index)
+    except LaunchError as error:
+        instead = "--device replay answers for recorded problems, which `cupygemm bench --list recorded` prints"
+        raise LaunchError(f"{error}; {instead}") from error
+    from cupygemm.search.gpu_target import gpu_target  # imports pebble, which a replay does without
+
+    return gpu_target(request.problem, index, request.command, request.counters)
 
 
 def _tune(request: TuneRequest, target: Target) -> None:
@@ -97,16 +108,18 @@ def _tune(request: TuneRequest, target: Target) -> None:
     if output is not None and output.replaces(request.problem):
         _warn(f"{output.path}: its entry for {request.problem} is of other kernel sources and will be replaced")
     view = make_view(click.echo, request.as_json, _expected(request, target))
-    seeded = request.strategy in (None, *SEEDED) and not request.cold
-    guide = _guide(request, target) if seeded else None
-    name = request.strategy or _default(guide is not None)
-    start = seeds(request.problem, target.device, request.tables, target.recorded is not None, guide) if seeded else ()
-    strategy = _strategy(name, StrategyContext(target.space, request.seed, start, request.rewards, guide), view)
+    guidance = Guidance(None, "")
+    seeded = request.strategy in (None, *SEEDED)
+    if seeded:
+        guidance = find_guidance(request.problem, target, request.policy, request.cold)
+    chosen = choose_strategy(request.strategy, guidance)
+    known = _known(request, target, guidance.guide) if seeded and not request.cold else ()
+    context = StrategyContext(target.space, request.seed, known, request.rewards, guidance.guide)
+    strategy = _strategy(chosen.strategy, context, view)
     store = _open_store(request, target)
     if request.device == "auto" and target.recorded is not None:
         view.note(f"no Hopper GPU found: replaying times recorded on {printable(target.device.name)}")
-    if request.strategy is None and seeded and guide is None:
-        view.note(f"no policy may guide the search, since what ships has learnt from this table: {name} searches")
+    _warn(printable(str(chosen)))
     with nullcontext() if store is None else closing(store):
         log = _TrialLog(store, target, request.problem)
 
@@ -116,16 +129,13 @@ def _tune(request: TuneRequest, target: Target) -> None:
 
         with view.running():
             result = tune(request.problem, target.space, strategy, target.runner, request.budget, on_trial)
-    search = SearchInfo(strategy=name, seed=request.seed, evaluations=len(result.trials))
+    search = SearchInfo(strategy=chosen.strategy, seed=request.seed, evaluations=len(result.trials))
     _finish(request.problem, target, output, view, result, search)
 
 
-def _default(guided: bool) -> str:
-    """The strategy where none was named; that another would be better is said."""
-    name, missing = default_strategy(guided)
-    if missing is not None:
-        _warn(missing)
-    return name
+def _known(request: TuneRequest, target: Target, guide: Guide | None) -> tuple[KernelConfig, ...]:
+    """What the search begins with."""
+    return tuple(seeds(request.problem, target.device, request.tables, target.recorded is not None, guide))
 
 
 def _strategy(name: str, context: StrategyContext, view: TuneView) -> Strategy:
@@ -135,18 +145,6 @@ def _strategy(name: str, context: StrategyContext, view: TuneView) -> Strategy:
     with view.busy(IMPORTING):
         strategy = make_strategy(name, context)
     return Watched(strategy, view)
-
-
-def _guide(request: TuneRequest, target: Target) -> Guide | None:
-    """The policy, told the problem; None where there is none, or on replay one that has learnt the answer."""
-    weights = shipped_weights() if request.policy is None else PolicyWeights.read(request.policy)
-    if weights is None:
-        return None
-    if target.recorded is not None and request.problem in weights.sources:
-        if request.policy is None:
-            return None
-        raise ConfigError(f"{request.policy} has learnt from the table of {request.problem}, which is to be replayed")
-    return Guide(weights, request.problem, target.device, target.space)
 
 
 def _finish(

@@ -1,44 +1,92 @@
-"""Which strategy searches where none is named, and how a person sees that one is at work."""
+"""Which strategy searches, whether a policy guides it, and how a person sees that one is at work."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 from cupygemm.commands.tune_view import TuneView
 from cupygemm.config import KernelConfig
-from cupygemm.errors import not_installed
+from cupygemm.errors import ConfigError, not_installed
 from cupygemm.measurement import Measurement
-from cupygemm.names import GUIDED, NEEDED, PLAINEST, UNGUIDED
+from cupygemm.names import GUIDED, NEEDED, PLAINEST, POPULATION_EVALUATIONS, SEEDED, UNGUIDED
+from cupygemm.problem import Problem
 from cupygemm.search.strategies import Strategy
+from cupygemm.search.suggest import Guide
+from cupygemm.search.target import Target
+from cupygemm.search.weights import PolicyWeights, shipped_weights
 
 IMPORTING, COMPILING = "importing JAX", "JAX compiles the policy's network"
 
 
-class Default(NamedTuple):
-    """What searches where no strategy is named.
+class Guidance(NamedTuple):
+    """The policy that guides a search, if there is one.
 
     Attributes:
-        strategy: its name.
-        missing: what to say where it stands in for one that needs a package; None where it does not.
+        guide: the policy, told the problem; None where none may guide.
+        why: who guides, or why nobody does, in words.
     """
+
+    guide: Guide | None
+    why: str
+
+
+class Choice(NamedTuple):
+    """The strategy that searches, and why it is that one, in words."""
 
     strategy: str
-    missing: str | None = None
+    why: str
+
+    def __str__(self) -> str:
+        return f"strategy: {self.strategy} ({self.why})"
 
 
-def default_strategy(guided: bool) -> Default:
-    """What is known to find most (docs/tuning.md), of what can be imported.
+def find_guidance(problem: Problem, target: Target, path: Path | None, cold: bool) -> Guidance:
+    """The policy that may guide the search for a problem's config.
 
     Args:
-        guided: whether there is a policy that has not learnt from the problem.
+        path: file of weights; None for the policy of the package.
+        cold: whether nothing is to be known beforehand.
+
+    Raises:
+        CupygemmError: the file cannot be read, or is to guide a replay of what its policy was trained on.
     """
-    wanted = GUIDED if guided else UNGUIDED
+    if cold:
+        return Guidance(None, "--cold, so that no policy guides")
+    weights = shipped_weights() if path is None else PolicyWeights.read(path)
+    if weights is None:
+        return Guidance(None, "no policy is shipped that could guide")
+    if target.recorded is not None and problem in weights.sources:
+        if path is None:
+            return Guidance(None, "the shipped policy was trained on this very table, so it does not guide")
+        raise ConfigError(
+            f"{path} was trained on the table of {problem}, which is to be replayed: name a policy that was not, "
+            "or none"
+        )
+    whose = "the shipped policy" if path is None else f"the policy {path}"
+    return Guidance(Guide(weights, problem, target.device, target.space), f"{whose} guides")
+
+
+def choose_strategy(named: str | None, guidance: Guidance) -> Choice:
+    """The strategy that was named; else what is known to find most (docs/tuning.md), of what can be imported."""
+    if named is not None:
+        return Choice(named, _why_named(named, guidance))
+    wanted = UNGUIDED if guidance.guide is None else GUIDED
     missing = next((package for package in NEEDED[wanted] if find_spec(package) is None), None)
     if missing is None:
-        return Default(wanted)
-    return Default(PLAINEST, f"{not_installed(missing, 'search')}; {PLAINEST} searches in place of {wanted}")
+        return Choice(wanted, guidance.why)
+    instead = f"in place of {wanted}, for which {not_installed(missing, 'search')}"
+    return Choice(PLAINEST, instead if guidance.guide else f"{guidance.why}; {instead}")
+
+
+def _why_named(named: str, guidance: Guidance) -> str:
+    if named not in SEEDED:
+        return "as asked"
+    if named == "hybrid" and guidance.guide is None:
+        return f"as asked; {guidance.why}: cma for {POPULATION_EVALUATIONS} trials, then ppo"
+    return f"as asked; {guidance.why}"
 
 
 class Watched:

@@ -203,7 +203,7 @@ def summary(event: Mapping[str, Any]) -> list[str]:
     """The result event in words, a line each."""
     spent = f"{count(event['evaluations'], 'evaluation')}, {event['seconds']:.1f} s, {STOPPED[event['stopped_by']]}"
     head = f"{event['problem']} {event['dtype']} {event['layout']} on {event['device']}"
-    lines = [f"{head}: {_result(event)} ({spent})"]
+    lines = [f"{head}: {_result(event)}, strategy {event['strategy']} ({spent})"]
     if event.get("fraction_of_optimum") is not None:
         share = 100 * event["fraction_of_optimum"]
         lines.append(f"  {share:.1f} % of the recorded optimum, {event['optimum_us']:.2f} µs")
@@ -224,7 +224,8 @@ def counts(numbers: Mapping[str, int]) -> str:
 def _result(event: Mapping[str, Any]) -> str:
     if event["best_us"] is None:
         return "no config ran"
-    return f"{_time(event['best_us'], event['speedup'])}, {event['best_tflops']:.0f} TFLOPS"
+    recorded = " (recorded times)" if "optimum_us" in event else ""
+    return f"{_time(event['best_us'], event['speedup'])}, {event['best_tflops']:.0f} TFLOPS{recorded}"
 
 
 def _change(event: Mapping[str, Any]) -> str:

@@ -259,6 +259,9 @@ def _check_folder(name: str, folder: Path, variable: str) -> Iterator[Check]:
 
 def _check_variables() -> Iterator[Check]:
     """What no other check looks at: folders, bundles and the forecast have their own."""
+    for variable, meant in settings.unknown_variables().items():
+        remedy = "unset it: docs/environment.md lists those that are" if meant is None else f"write {meant}"
+        yield Check("variables", State.WARNING, f"{variable} is set, and nothing reads it", remedy)
     try:
         waits = not settings.compiles_in_background()
     except SettingError as error:
@@ -270,7 +273,7 @@ def _check_variables() -> Iterator[Check]:
 def _check_search(packages: Sequence[str]) -> Iterator[Check]:
     missing = [name for name in packages if util.find_spec(name) is None]
     if missing:
-        remedy = "cupygemm tune needs the extra search (pip install '.[search]' in a checkout)"
+        remedy = "to tune on a GPU install the extra search (pip install '.[search]' in a checkout)"
         yield Check("search", State.ABSENT, f"{', '.join(missing)} not installed", remedy)
     else:
         yield Check("search", State.OK, "cupygemm tune can run")

@@ -41,7 +41,7 @@ def show_config(mode: str = "stdout") -> dict[str, dict[str, Any]] | None:
         "devices": _devices(),
         "bundles": _bundles(),
         "caches": _caches(),
-        "environment": settings.variables(),
+        "environment": settings.checked_variables(),
     }
     if mode == "dicts":
         return sections

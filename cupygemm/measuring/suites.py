@@ -148,7 +148,16 @@ def select(
     return tuple(dict.fromkeys(map(problem_of, targets))), {}
 
 
-def listing() -> list[str]:
-    """A line a suite: name, number of problems, and what they are."""
+def listing(targets: Sequence[str] = ()) -> list[str]:
+    """A line a suite: name, number of problems, and what they are; where a suite is named, a line a problem of it.
+
+    Raises:
+        ProblemError: a target is no suite, or a suite is not alone.
+    """
+    if targets:
+        problems, facts = select(targets)
+        if "suite" not in facts:
+            raise ProblemError(f"{targets[0]} is no suite: they are {', '.join(SUITES)}")
+        return [str(problem) for problem in problems]
     width = max(map(len, SUITES))
     return [f"{name:<{width}}  {len(suite.problems):>3}  {suite.about}" for name, suite in SUITES.items()]

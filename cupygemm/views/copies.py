@@ -99,7 +99,8 @@ def copy_of(operand: Any) -> Copy | str:
     pitch = -(-columns // unit) * unit
     found = Copy(shape, transposed, matrices, rows, columns, pitch, step, row_stride, element_stride)
     if found.chunks > MAX_CHUNKS:
-        return f"its copy would take {found.bytes / 2**30:.0f} GiB, and {MAX_CHUNKS * 16 / 2**30:.0f} are built"
+        most = MAX_CHUNKS * CHUNK_ELEMENTS * ITEM_BYTES / 2**30
+        return f"its copy would take {found.bytes / 2**30:.0f} GiB, and at most {most:.0f} GiB are copied"
     return found
 
 

@@ -39,7 +39,7 @@ def gapless(problem: Problem) -> Gapless | str:
         reason = needs_packing(each)
         copy = None if reason is None else copy_of(each)
         if reason is not None:
-            unread = unread or f"TMA cannot copy {name} where its rows lie without gaps: {reason}"
+            unread = unread or f"TMA cannot read {name} in place ({reason})"
         if isinstance(copy, str):
             return f"{unread}, and {name} cannot be copied for it: {copy}"
         copies.append(copy)

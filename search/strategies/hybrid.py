@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
+from cupygemm.names import POPULATION_EVALUATIONS
 from cupygemm.search.strategies import Strategy, StrategyContext
 from cupygemm.search.strategies.cma import CmaEs
 from cupygemm.search.strategies.guided import Guided
 from cupygemm.search.strategies.ppo import Ppo
 
-POPULATION_EVALUATIONS = 32
-"""Different configs that the population search measures before the policy takes over."""
 SAMPLED = 48
 """Configs drawn from the population's distribution that the policy imitates beside the measured ones."""
 

@@ -369,7 +369,7 @@ def test_tune_refuses_a_policy_that_knows_the_answer(weights, tmp_path, run):
     weights.write(path)
     done = run("--device", "replay", "--strategy", "hybrid", "--policy", str(path))
     assert done.exit_code == 1
-    assert "has learnt from the table" in done.output
+    assert "was trained on the table" in done.output
 
 
 def test_train_names_the_families(tables, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -29,6 +29,8 @@ from cupygemm.search.space import Knob, completed
 from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES, SubSpace
 from cupygemm.search.table import Table
 from tests.commands import PROBLEM, SMALL
+from tests.fake_gpu import FakeGpu
+from tests.gate import Gate
 
 
 @cache
@@ -196,3 +198,11 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(api, "decide", counting)
     return calls
+
+
+@pytest.fixture
+def gate(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Holds back what is compiled for the module's own `gpu`; lets it through in the end."""
+    gate = Gate(gpu, monkeypatch)
+    yield gate
+    gate.pass_through()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,13 +31,6 @@ ENOUGH = 400
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return fresh_gpu(monkeypatch)
-
-
-@pytest.fixture
-def gate(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate(gpu, monkeypatch)
-    yield gate
-    gate.pass_through()
 
 
 @pytest.fixture

@@ -105,8 +105,8 @@ def test_a_prediction_takes_little_time() -> None:
         started = time.thread_time()
         forecast.predict(Problem(size, 1024, 512), H200)
         samples.append(time.thread_time() - started)
-    # 0.6 ms where nobody else computes (bench/unseen.py measures that); half a core of two that are shared takes 2.
-    assert min(samples) < 10e-3
+    # 0.6 ms where nobody else computes; what a decision took on record, test_unseen_program holds to 1 ms.
+    assert min(samples) < 3e-3
 
 
 def test_numpy_suffices() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +23,6 @@ OTHER = replace(PROBLEM, m=8, layout="nt")
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return fresh_gpu(monkeypatch)
-
-
-@pytest.fixture
-def gate(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate(gpu, monkeypatch)
-    yield gate
-    gate.pass_through()
 
 
 # A lock for each kernel

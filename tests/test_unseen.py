@@ -180,7 +180,7 @@ def test_a_decision_takes_little_time_and_is_made_once(gpu: FakeGpu, monkeypatch
         dispatcher.choose_on(Problem(size, 1024, 520), H200)
         samples.append(time.thread_time() - started)
     # Where nobody else computes it is less than 1 ms: docs/unseen.md has what was measured.
-    assert min(samples) < 10e-3
+    assert min(samples) < 3e-3
     asked = expecting(monkeypatch, BARELY)
     for _ in range(3):
         dispatcher.choose_for(PROBLEM, 0)

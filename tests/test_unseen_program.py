@@ -31,6 +31,8 @@ from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 from tests.fake_products import bundle_of
 
+ROOT = Path(__file__).parent.parent
+
 TUNED = Problem(24, 40, 16)
 CONFIG = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, True, 4, 40, 1, 1)
 
@@ -344,3 +346,8 @@ def test_decisions_are_timed_by_turns() -> None:
 
 def test_no_rows_make_a_summary_too() -> None:
     assert unseen.summary([])["summary"]["geometric mean over cupy.matmul"] is None
+
+
+def test_what_is_recorded_decides_in_less_than_a_millisecond() -> None:
+    recorded = json.loads((ROOT / "bench" / "results" / "unseen.json").read_text(encoding="utf-8"))
+    assert recorded["summary"]["decision, µs, longest"] < 1000

@@ -34,6 +34,8 @@ OWN = tuple(
     for name in ("gemm_kernel", "gemm_cluster_kernel", "pack_kernel")
     for word in ("--kernel-name", f"kernel_substring={name}")
 )
+FINDING_LINES = 40
+"""At most, of what a tool itself wrote: its first finding, with where in the kernel and on the host that was."""
 LAUNCHES = 2
 """Of each product: what a launch leaves behind, the next one finds."""
 
@@ -81,7 +83,7 @@ def main(limit: float, commit: str | None, inner: str | None, output: Path | Non
 
 
 def watched(tool: str, limit: float, what: str = "all") -> tuple[str, str]:
-    """ "clean", "unavailable", or what went wrong, and the last lines that were written."""
+    """ "clean", "unavailable", or what went wrong, and of what was written the findings' first lines and the end."""
     if shutil.which("compute-sanitizer") is None:
         return "unavailable", "compute-sanitizer is not there"
     words = ["compute-sanitizer", "--tool", tool, *OWN, "--report-api-errors", "no", "--error-exitcode", "9"]
@@ -96,11 +98,22 @@ def watched(tool: str, limit: float, what: str = "all") -> tuple[str, str]:
         )
     except subprocess.TimeoutExpired as error:
         said = error.stdout or b""
-        return "out of time", (said.decode() if isinstance(said, bytes) else said)[-1500:]
-    tail = "\n".join(done.stdout.strip().splitlines()[-12 if what == "all" else -200 :])
+        return "out of time", excerpt(said.decode() if isinstance(said, bytes) else said)
+    detail = excerpt(done.stdout)
     if "device not supported" in done.stdout.lower() or "not supported on this" in done.stdout.lower():
-        return "unavailable", tail
-    return ("clean" if done.returncode == 0 else f"status {done.returncode}"), tail
+        return "unavailable", detail
+    return ("clean" if done.returncode == 0 else f"status {done.returncode}"), detail
+
+
+def excerpt(said: str, last: int = 12) -> str:
+    """The first lines that are a tool's own, and the last ones of all; "..." for each gap."""
+    lines = said.strip().splitlines()
+    own = [index for index, line in enumerate(lines) if line.startswith("=========")][:FINDING_LINES]
+    kept = sorted({*own, *range(max(0, len(lines) - last), len(lines))})
+    told = []
+    for before, index in zip([-1, *kept], kept, strict=False):
+        told += ["..."] * (index > before + 1) + [lines[index]]
+    return "\n".join(told)
 
 
 def launch_all() -> None:
@@ -124,7 +137,9 @@ def launch_copies() -> None:
         "odd rows": whole,
         "one element in": whole[1:, 1:],
         "every second column": whole[:, ::2],
+        "rows backwards": whole[::-1],
         "backwards": whole[::-1, ::-1],
+        "the last row for all": cupy.broadcast_to(whole[-1], (5, 131)),
         "transposed": whole.T,
         "a stack": whole[:66].reshape(2, 33, 131),
     }.items():

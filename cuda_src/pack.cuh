@@ -7,6 +7,8 @@
 //
 // - elements side by side: wherever a row begins, it is read as the aligned 16 bytes that its elements lie in, two of
 //   them a chunk, and shifted into place. A thread's second 16 bytes are its neighbour's first: they come from the L1.
+//   Where some of those bytes lie before the operand's first element in memory, or behind its last, a chunk is read
+//   element by element: they may be another's, or nobody's. What lies between two rows is read with them.
 // - elements apart: the lanes of a warp read neighbouring elements, and exchange them through shared memory.
 //
 // What a row of the copy has beyond the matrix is written as zeros. TMA is told the true extent and gives zeros there by
@@ -20,14 +22,17 @@ constexpr int PACK_CHUNKS = 4;
 constexpr int CHUNK_ELEMENTS = 8;
 constexpr int WARP_LANES = 32;
 
-// One operand: `_Operand` of cupygemm/kernels/pack_kernel.py. Strides of the source are in elements, and may be negative or 0. The
-// copy has `chunks` chunks in all and `row_chunks` a row; a matrix has `matrix_rows` rows.
+// One operand: `PackedOperand` of cupygemm/kernels/pack_kernel.py. Strides of the source are in elements, and may be
+// negative or 0; its elements lie from `span_begin` to before `span_end`, counted from the first one. The copy has
+// `chunks` chunks in all and `row_chunks` a row; a matrix has `matrix_rows` rows.
 struct PackedOperand {
     const uint16_t* source;
     uint4* copy;
     int64_t matrix_stride;
     int64_t row_stride;
     int64_t element_stride;
+    int64_t span_begin;
+    int64_t span_end;
     int columns;
     int chunks;
     int thread_chunks;
@@ -82,12 +87,26 @@ __device__ __forceinline__ uint4 cut(uint4 values, int elements) {
     return {word(values.x, 0), word(values.y, 2), word(values.z, 4), word(values.w, 6)};
 }
 
+// A chunk of elements side by side, of which nothing else is read.
+__device__ __forceinline__ uint4 gathered(const Chunk& chunk) {
+    uint32_t values[CHUNK_ELEMENTS];
+#pragma unroll
+    for (int i = 0; i < CHUNK_ELEMENTS; ++i) {
+        values[i] = i < chunk.elements ? __ldg(chunk.source + i) : 0u;
+    }
+    return {values[0] | values[1] << 16, values[2] | values[3] << 16, values[4] | values[5] << 16,
+            values[6] | values[7] << 16};
+}
+
 // Elements side by side. The aligned 16 bytes of which a row has an element are read whole, with what lies before and
-// behind the row in them: no page ends within. Others are not touched.
+// behind the row in them; a chunk for which that would leave the operand's span is gathered. Nothing else is touched.
 __device__ __forceinline__ void pack_rows(const PackedOperand& operand, int block) {
     uint4 first[PACK_CHUNKS], second[PACK_CHUNKS];
     uint32_t offset[PACK_CHUNKS];
     int elements[PACK_CHUNKS];
+    uint32_t at_ends = 0;  // a bit for each chunk that is not read by pieces
+    const uint64_t span_begin = reinterpret_cast<uint64_t>(operand.source + operand.span_begin);
+    const uint64_t span_end = reinterpret_cast<uint64_t>(operand.source + operand.span_end);
     const int begin = block * operand.thread_chunks * PACK_THREADS + threadIdx.x;
     const int thread_chunks = operand.thread_chunks;
     // All loads before the first store: a thread has as many in flight as it has chunks.
@@ -103,10 +122,14 @@ __device__ __forceinline__ void pack_rows(const PackedOperand& operand, int bloc
             const uint4* aligned = reinterpret_cast<const uint4*>(address & ~uint64_t{15});
             offset[i] = static_cast<uint32_t>(address) / 2 % CHUNK_ELEMENTS;
             elements[i] = chunk.elements;
-            if (chunk.elements > 0) {
+            const bool has_second = static_cast<int>(offset[i]) + chunk.elements > CHUNK_ELEMENTS;
+            const uint64_t begin_read = reinterpret_cast<uint64_t>(aligned);
+            const bool is_inside = begin_read >= span_begin && begin_read + (has_second ? 32 : 16) <= span_end;
+            at_ends |= is_inside ? 0u : 1u << i;
+            if (chunk.elements > 0 && is_inside) {
                 first[i] = __ldg(aligned);
             }
-            if (static_cast<int>(offset[i]) + chunk.elements > CHUNK_ELEMENTS) {
+            if (has_second && is_inside) {
                 second[i] = __ldg(aligned + 1);
             }
         }
@@ -114,9 +137,17 @@ __device__ __forceinline__ void pack_rows(const PackedOperand& operand, int bloc
 #pragma unroll
     for (int i = 0; i < PACK_CHUNKS; ++i) {
         const int index = begin + i * PACK_THREADS;
-        if (i < thread_chunks && index < operand.chunks) {
+        if (i < thread_chunks && index < operand.chunks && !(at_ends >> i & 1)) {
             const uint4 values = shifted(first[i], second[i], offset[i]);
             operand.copy[index] = elements[i] < CHUNK_ELEMENTS ? cut(values, elements[i]) : values;
+        }
+    }
+    // Few threads have any: what they do is kept out of the way of the others.
+#pragma unroll 1
+    for (int i = 0; at_ends >> i; ++i) {
+        if (at_ends >> i & 1) {
+            const int index = begin + i * PACK_THREADS;
+            operand.copy[index] = gathered(Chunk(operand, index, 1));
         }
     }
 }

@@ -59,6 +59,8 @@ class FakePackKernel:
         addresses = operand.source + 2 * (start[:, None] + column * operand.element_stride)
         is_there = column < operand.columns
         low, high = int(addresses[is_there].min()), int(addresses[is_there].max()) + 2
+        # The kernel reads whole pieces of 16 bytes within these.
+        assert (low, high) == (operand.source + 2 * operand.span_begin, operand.source + 2 * operand.span_end)
         source = self.gpu.span(low, high).view(np.uint16)
         values = np.where(is_there, source[np.where(is_there, (addresses - low) // 2, 0)], np.uint16(0))
         assert operand.copy % 16 == 0

@@ -157,6 +157,15 @@ def test_what_tma_reads_needs_no_copy(gpu: FakeGpu) -> None:
         assert packing_of(each, filled(gpu, each.shape[1], 8)) is None
 
 
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_span_is_from_the_first_byte_to_the_last(gpu: FakeGpu, name: str) -> None:
+    shape, view = VIEWS[name]
+    a = view(filled(gpu, *shape))
+    copy = copy_of(a)
+    assert isinstance(copy, Copy)
+    assert tuple(a.data.ptr + 2 * end for end in copy.span) == np.lib.array_utils.byte_bounds(a)
+
+
 def test_what_cannot_be_copied_is_said(gpu: FakeGpu) -> None:
     fine = filled(gpu, 63, 8)
     wide = filled(gpu, 9, 63, dtype="float32")

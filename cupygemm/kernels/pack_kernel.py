@@ -27,6 +27,8 @@ class PackedOperand(ctypes.Structure):
         ("matrix_stride", ctypes.c_int64),
         ("row_stride", ctypes.c_int64),
         ("element_stride", ctypes.c_int64),
+        ("span_begin", ctypes.c_int64),
+        ("span_end", ctypes.c_int64),
         ("columns", ctypes.c_int),
         ("chunks", ctypes.c_int),
         ("thread_chunks", ctypes.c_int),

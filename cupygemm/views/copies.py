@@ -52,6 +52,20 @@ class Copy(NamedTuple):
         return self.matrices * self.rows * self.pitch * ITEM_BYTES
 
     @property
+    def span(self) -> tuple[int, int]:
+        """Where the operand's elements lie: from the first number to before the second; nothing else is read.
+
+        Counted in elements from the one whose index is 0 along all axes, which need not have the lowest address.
+        """
+        axes = (
+            (self.matrices, self.matrix_stride),
+            (self.rows, self.row_stride),
+            (self.columns, self.element_stride),
+        )
+        reaches = [(extent - 1) * stride for extent, stride in axes]
+        return sum(min(reach, 0) for reach in reaches), sum(max(reach, 0) for reach in reaches) + 1
+
+    @property
     def geometry(self) -> tuple[int, ...]:
         """What decides which elements go where, apart from the address of the first."""
         return self[2:]

@@ -29,7 +29,8 @@ from cupygemm.views.stacks import Stack
 BUFFER_ALIGNMENT = 256
 """Of each copy: a multiple of a line, and what every allocation has."""
 BLOCKS_PER_SM = 4
-"""That run at once (64 registers a thread): threads take several chunks only where all SMs have as many blocks."""
+"""That run at once for certain, as up to 64 registers a thread allow: threads take several chunks only where all SMs
+have as many blocks."""
 
 
 class _Place(NamedTuple):
@@ -241,10 +242,13 @@ def _source(copy: Copy, sm_count: int) -> PackedOperand:
     """All that the kernel is told of an operand but its place and its copy's."""
     at_once = BLOCKS_PER_SM * sm_count * THREADS
     thread_chunks = next((n for n in (MAX_THREAD_CHUNKS, 2) if copy.chunks >= n * at_once), 1)
+    span_begin, span_end = copy.span
     return PackedOperand(
         matrix_stride=copy.matrix_stride,
         row_stride=copy.row_stride,
         element_stride=copy.element_stride,
+        span_begin=span_begin,
+        span_end=span_end,
         columns=copy.columns,
         chunks=copy.chunks,
         thread_chunks=thread_chunks,

@@ -112,8 +112,8 @@ class KernelConfig:
         keep_a, keep_b, keep_out: how long the L2 keeps lines of A, B and the result: -1 they are evicted first, 0 as
             usual, 1 they are evicted last.
         prefetch: stages of a CTA's first tile that the L2 is told to fetch while the barriers are made.
-        cp_async_stages: stages of a CTA's first tile that the consumers copy themselves, before TMA can: with one or more
-            it is the kernel of gemm_cp_async.cuh, whose producer is a warp and whose warps store what they staged.
+        cp_async_stages: stages of a CTA's first tile that the consumers copy themselves, before TMA can: with one or
+            more it is the kernel of gemm_cp_async.cuh, whose producer is a warp and whose warps store what they staged.
 
     The fields marked `AT_LAUNCH` are told to the kernel, not compiled into it: configs that differ only there share a
     cubin.
@@ -229,7 +229,9 @@ class KernelConfig:
 
 COMPILED_FIELDS = tuple(each.name for each in fields(KernelConfig) if each.metadata.get("compiled", True))
 """Of a config; the others are told at launch."""
-STRUCT_FIELDS = tuple(each.name for each in fields(KernelConfig) if each.metadata.get("in_struct", each.name in COMPILED_FIELDS))
+STRUCT_FIELDS = tuple(
+    each.name for each in fields(KernelConfig) if each.metadata.get("in_struct", each.name in COMPILED_FIELDS)
+)
 """Those of them that KernelConfig of cuda_src/config.cuh has, in its order."""
 
 

@@ -4,9 +4,10 @@
 
 Of two entries for a problem the better stays, by its speedup over cuBLAS. Of a table it is the fastest config, as
 `cupygemm tune --device replay --strategy exhaustive` finds it, where no bundle has the problem: the fastest of
-thousands that were timed for milliseconds, on one card, need not be so for longer or on another. What is left out is printed with the reason: what
-`matmul` never asks for, what cannot run, and what is no faster than cuBLAS or was never compared with it. Without an
-entry such a product is cuBLAS's in any case, and each entry costs all programs time when the file is read.
+thousands that were timed for milliseconds, on one card, need not be so for longer or on another. What is left out is
+printed with the reason: what `matmul` never asks for, what cannot run, and what is no faster than cuBLAS or was never
+compared with it. Without an entry such a product is cuBLAS's in any case, and each entry costs all programs time when
+the file is read.
 """
 
 from __future__ import annotations

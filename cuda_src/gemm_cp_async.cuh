@@ -21,6 +21,8 @@ struct GemmCpAsync : Gemm<SPEC, CONFIG> {
     static_assert(COPIED >= 1 && COPIED <= CONFIG.stages, "cp_async_stages: of those that there are");
     static_assert(CONFIG.cluster_plane() == 1, "cp_async_stages: no multicast");
     static_assert(CONFIG.consumers <= 2 && !CONFIG.ping_pong, "cp_async_stages: two consumers, which divide a tile");
+    // 288 threads are launched with as many registers as 384.
+    static_assert(CONFIG.consumers == 1 || CONFIG.accumulators() <= 168 - 32, "accumulators: registers of a consumer");
     static_assert(CONFIG.wait_depth == 1 && CONFIG.store_stages <= 1, "cp_async_stages: what is not built");
 
     static constexpr int CONSUMING = CONFIG.consumers * WARPGROUP;  // threads; the producer's warp comes after them
@@ -121,6 +123,7 @@ struct GemmCpAsync : Gemm<SPEC, CONFIG> {
         float d[M_STEPS][N / 2] = {};  // as in gemm.cuh
         RingPosition ring;
         uint32_t previous = 0;
+        __syncwarp();
         barrier_sync(READY, THREADS);
         // What TMA would have signalled. The producer comes to these slots when they have been let go, and a consumer
         // waits for them when it has passed the barrier below.

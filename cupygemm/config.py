@@ -206,6 +206,15 @@ class KernelConfig:
         return -(-self.consumer_n // 8 // self.cluster_k) * 8
 
     @property
+    def registers(self) -> int:
+        """Registers that a consumer thread can have: with `cp_async_stages` those that the CTA is launched with."""
+        if not self.cp_async_stages:
+            return self.consumer_registers
+        # Threads are counted in whole warpgroups (288 as 384: ptxas of CUDA 13.0).
+        whole = -(-self.threads // WARPGROUP) * WARPGROUP
+        return min(65536 // whole, MAX_REGISTERS) // 8 * 8
+
+    @property
     def accumulators(self) -> int:
         """fp32 accumulators, so registers, that each consumer thread holds."""
         return self.consumer_m * self.consumer_n // WARPGROUP

@@ -202,6 +202,12 @@ def _cp_async_violations(config: KernelConfig, spec: KernelSpec, device: DeviceS
         yield Violation("cp_async_stages", "cp_async_stages with multicast: threads copy for their own CTA alone")
     if c.ping_pong or c.consumers > 2:
         yield Violation("cp_async_stages", "cp_async_stages: one consumer, or two that divide a tile (no ping_pong)")
+    if c.consumers == 2 and c.accumulators > c.registers - 32:
+        yield Violation(
+            "accumulators",
+            f"{c.accumulators} accumulators a thread with cp_async_stages: {c.registers - 32} at most in {c.registers} "
+            "registers (C7511)",
+        )
     if c.wait_depth != 1:
         yield Violation("cp_async_stages", f"wait_depth {c.wait_depth} with cp_async_stages: 1 alone is built")
     if c.store_stages > 1:

@@ -3,8 +3,9 @@
     python -m bench.ladder headline squares -o bench/results/ladder.json --bundle tuned.yaml
 
 docs/ladder.md and docs/small.md say what each step of bench/steps.py was expected to do; the steps of grid_sample are
-suggestions of the policy that ships and guesses by the estimate, of which the fastest alone gets rows. The fastest step
-of a problem goes into the bundle: by turns, or with --sustained by the geometric mean of both ways of measuring.
+suggestions of the policy that ships and guesses by the estimate, or (--sooner) what was best before and configs that
+begin sooner; of them the fastest alone gets rows. The fastest step of a problem goes into the bundle: by turns, or with
+--sustained by the geometric mean of both ways of measuring.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import click
 from bench.command import command_line
 from bench.relatives import Best, bests, relatives
 from bench.rows import over_cublas
-from bench.steps import STEPS, Steps
+from bench.steps import STEPS, Steps, sooner
 from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
@@ -51,6 +52,7 @@ GUESSED = "grid_sample"
 problems like these."""
 STEPS_TRIED = 28
 RELATIVES = 20
+BEST_BEFORE = 3
 SUGGESTED = 10
 """At most, of these; the others are guesses."""
 FINALISTS = 3
@@ -69,6 +71,7 @@ FINALISTS = 3
     multiple=True,
     help="Results or a survey: grid_sample tries what was best there for such problems. Repeatable.",
 )
+@click.option("--sooner", "is_sooner", is_flag=True, help="With --after: a few of those, and what begins sooner.")
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path), help="Gets the fastest steps.")
 @click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
@@ -79,6 +82,7 @@ def main(
     sustained: bool,
     dependent: bool,
     after: tuple[Path, ...],
+    is_sooner: bool,
     bundle_path: Path | None,
     commit: str | None,
     output: Path,
@@ -88,7 +92,11 @@ def main(
         raise click.UsageError("--dependent with --bundle: what cuBLAS is compared with waits for the kernel before it")
     known = bests(after)
     plan = [
-        (problem, legal_steps(problem, steps_of(suite, problem, known)), FINALISTS if suite == GUESSED else None)
+        (
+            problem,
+            legal_steps(problem, steps_of(suite, problem, known, is_sooner)),
+            FINALISTS if suite == GUESSED else None,
+        )
         for suite in suites or STEPS
         for problem in SUITES[suite].problems
         if (not shapes or problem.shape in shapes) and dtype in (None, problem.a_dtype)
@@ -121,14 +129,17 @@ def main(
         sys.exit(1)
 
 
-def steps_of(suite: str, problem: Problem, known: Sequence[Best] = ()) -> Steps:
+def steps_of(suite: str, problem: Problem, known: Sequence[Best] = (), is_sooner: bool = False) -> Steps:
     """Configs by name: those of the suite, or suggestions and guesses, named after what tells them apart.
 
     Args:
         known: what was best elsewhere, to be tried in their place.
+        is_sooner: few of those, and `sooner`.
     """
     if suite in STEPS:
         return STEPS[suite]
+    if is_sooner:
+        return {_named(config): config for config in (*relatives(problem, known, BEST_BEFORE), *sooner(problem))}
     if known:
         return {_named(config): config for config in relatives(problem, known, RELATIVES)}
     by_turns = itertools.zip_longest(suggestions(problem, H200, SUGGESTED), guesses(problem, H200, STEPS_TRIED))
@@ -141,6 +152,8 @@ def _named(config: KernelConfig) -> str:
     tile = f"{c.block_m}x{c.block_n}x{c.block_k}, {c.stages} stages, cluster {c.cluster_m}x{c.cluster_n}x{c.cluster_k}"
     how = f"{c.consumers} consumers{' by turns' if c.ping_pong else ''}, depth {c.wait_depth}, {c.store_stages} buffers"
     told = f"group {c.group}, L2 {c.l2_promotion} {c.keep_a} {c.keep_b} {c.keep_out}, {c.prefetch} prefetched"
+    if c.cp_async_stages:
+        told += f", {c.cp_async_stages} copied"
     return f"{tile}, {how}, {told}"
 
 
@@ -229,12 +242,13 @@ def _entry(problem: Problem, row: Mapping[str, Any], tried: int, facts: dict[str
         error=row["error"],
         clock_mhz=row["sm_clock_mhz"],
     )
+    config = KernelConfig.from_dict(row["config"])
     return Entry(
         problem=problem,
-        config=KernelConfig.from_dict(row["config"]),
+        config=config,
         measured=Measured.of(measurement, cublaslt_us=row["cublaslt_us"], spread=row["spread"]),
         search=SearchInfo(strategy="ladder", evaluations=tried),
-        provenance=facts,
+        provenance={**facts, "source_digest": source_digest(config)},
     )
 
 

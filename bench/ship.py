@@ -3,14 +3,16 @@
     python -m bench.ship large.yaml small.yaml grid.yaml --tables search/tables
 
 Of two entries for a problem the better stays, by its speedup over cuBLAS. Of a table it is the fastest config, as
-`cupygemm tune --device replay --strategy exhaustive` finds it. What is left out is printed with the reason: what
-`matmul` never asks for, what cannot run, and what is no faster than cuBLAS or was never compared with it. Without an
-entry such a product is cuBLAS's in any case, and each entry costs all programs time when the file is read.
+`cupygemm tune --device replay --strategy exhaustive` finds it, where no bundle has the problem: the fastest of
+thousands that were timed for milliseconds, on one card, need not be so for longer or on another. What is left out is
+printed with the reason: what `matmul` never asks for, what cannot run, and what is no faster than cuBLAS or was never
+compared with it. Without an entry such a product is cuBLAS's in any case, and each entry costs all programs time when
+the file is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,6 +23,7 @@ from cupygemm.bundles.bundle import Bundle, Entry, SearchInfo, merged_all, new_b
 from cupygemm.bundles.bundle_check import findings
 from cupygemm.errors import CupygemmError
 from cupygemm.kernels.kernel_source import source_digest
+from cupygemm.problem import Problem
 from cupygemm.search.outcome import BundleFile
 from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.strategies import StrategyContext, make_strategy
@@ -42,7 +45,8 @@ def main(paths: tuple[Path, ...], tables: Path | None, output: Path) -> None:
     try:
         bundles = {path: Bundle.load(path) for path in paths}
         if tables is not None:
-            bundles[tables] = bundle_of_tables(tables)
+            named = {entry.problem for bundle in bundles.values() for entry in bundle.entries}
+            bundles |= bundle_of_tables(tables, named)
         if not bundles:
             raise click.UsageError("name a bundle, or a folder of tables with --tables")
         bundle, left_out = shippable(bundles)
@@ -55,18 +59,24 @@ def main(paths: tuple[Path, ...], tables: Path | None, output: Path) -> None:
     click.echo(f"{output}: {count(len(bundle.entries), 'entry', 'entries')} of {bundle.device}")
 
 
-def bundle_of_tables(folder: Path) -> Bundle:
-    """The fastest recorded config of each table."""
+def bundle_of_tables(folder: Path, besides: Collection[Problem] = ()) -> dict[Path, Bundle]:
+    """The fastest configs of a folder's recorded tables, named after it; nothing where none has another problem.
+
+    Args:
+        besides: problems whose tables are not looked at.
+    """
     with TemporaryDirectory() as place:
         path = Path(place) / "tables.yaml"
         for table in recorded_tables(folder):
+            if table.problem in besides:
+                continue
             target = replay_target(table.problem, folder)
             strategy = make_strategy(STRATEGY, StrategyContext(target.space))
             result = tune(table.problem, target.space, strategy, target.runner, Budget(evaluations=None))
             if result.best is not None:
                 info = SearchInfo(strategy=STRATEGY, evaluations=len(result.trials))
                 BundleFile(path, target).add(result.best, info)
-        return Bundle.load(path)
+        return {folder: Bundle.load(path)} if path.exists() else {}
 
 
 def shippable(bundles: Mapping[Path, Bundle]) -> tuple[Bundle, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cupygemm.config import KernelConfig
+from cupygemm.problem import Problem
 
 Steps = dict[str, KernelConfig]
 
@@ -24,6 +25,17 @@ LARGER = TIPPED.swapped(block_n=128, stages=6)
 DIRECT = {"store_stages": 0}
 ONCE_B = {"keep_b": -1}
 ONCE_A = {"keep_a": -1}
+
+DEEP = SQUARE.swapped(block_k=128, stages=6)
+
+
+def copied(config: KernelConfig, count: int, **changes: int) -> KernelConfig:
+    """The config with other changes, and its first `count` stages copied by the consumers."""
+    return config.swapped(cp_async_stages=count, **changes)
+
+
+EIGHTHS = {"cluster_k": 8, **DIRECT}
+QUARTERS = {"cluster_k": 4, **DIRECT}
 
 STEPS: dict[str, Steps] = {
     "headline": {
@@ -89,6 +101,14 @@ STEPS: dict[str, Steps] = {
         "64x128 by turns, group 8": BROAD_TURNS.swapped(group=8),
         "128x128": LARGER,
         "128x128, 2 shares of K": LARGER.swapped(cluster_k=2, stages=5),
+        "64x64, 1 stage copied": copied(SQUARE, 1),
+        "64x64, stages of 128, 2 copied": copied(DEEP, 2),
+        "64x64, stages of 128, 4 copied": copied(DEEP, 4),
+        "64x32, 1 stage copied": copied(SQUARE, 1, block_n=32),
+        "64x32, stages of 128, 1 copied": copied(DEEP, 1, block_n=32),
+        "128x64, 1 stage copied": copied(TIPPED, 1),
+        "64x128, 1 stage copied": copied(BROAD, 1),
+        "64x128, 2 stages copied": copied(BROAD, 2),
     },
     "splitk": {
         "64x64": SQUARE,
@@ -108,6 +128,14 @@ STEPS: dict[str, Steps] = {
         "128x64, 3 shares of K, cluster 1x2": TIPPED.swapped(cluster_n=2, cluster_k=3, **DIRECT),
         "128x64, 3 shares of K": TIPPED.swapped(cluster_k=3, **DIRECT),
         "128x128, 4 shares of K": LARGER.swapped(cluster_k=4, stages=5, **DIRECT),
+        "64x64, 4 shares of K, stages of 128, 1 copied": copied(DEEP, 1, **QUARTERS),
+        "64x64, 8 shares of K, stages of 128, 1 copied": copied(DEEP, 1, **EIGHTHS),
+        "64x32, 8 shares of K, stages of 128, 1 copied": copied(DEEP, 1, block_n=32, **EIGHTHS),
+        "64x16, 8 shares of K, stages of 128, 4 copied": copied(DEEP, 4, block_n=16, stages=4, **EIGHTHS),
+        "64x16, 8 shares of K, stages of 256, 2 copied": copied(DEEP, 2, block_n=16, block_k=256, stages=3, **EIGHTHS),
+        "64x128, 4 shares of K, 2 stages copied": copied(BROAD, 2, stages=6, **QUARTERS),
+        "128x64, 4 shares of K, 2 stages copied": copied(TIPPED, 2, **QUARTERS),
+        "128x64, 3 shares of K, 2 stages copied": copied(TIPPED, 2, cluster_k=3, **DIRECT),
     },
     "skinny": {
         "64x64": SQUARE,
@@ -127,6 +155,11 @@ STEPS: dict[str, Steps] = {
         "128x64, B read once, 2 shares of K": TIPPED.swapped(cluster_k=2, prefetch=4, **ONCE_B),
         "128x128, B read once": LARGER.swapped(prefetch=2, **ONCE_B),
         "128x128, B read once, cluster 1x4": LARGER.swapped(cluster_n=4, prefetch=2, **ONCE_B),
+        "64x64, B read once, 1 stage copied": copied(SQUARE, 1, **ONCE_B),
+        "64x64, B read once, 4 stages copied": copied(SQUARE, 4, **ONCE_B),
+        "64x64, B read once, 8 stages copied": copied(SQUARE, 8, **ONCE_B),
+        "64x64, B read once, stages of 128, 2 copied": copied(DEEP, 2, **ONCE_B),
+        "64x64, B read once, 2 shares of K, 4 stages copied": copied(SQUARE, 4, cluster_k=2, **ONCE_B),
         "128x64, A read once": TIPPED.swapped(**ONCE_A),
         "128x64, A read once, stages of 128": TIPPED.swapped(block_k=128, stages=4, **ONCE_A),
         "128x64 by turns, A read once, stages of 128, cluster 2x1": TIPPED.swapped(
@@ -169,3 +202,51 @@ STEPS: dict[str, Steps] = {
     },
 }
 """By suite. Where rows of the result are no multiple of 16 bytes, a step stores from registers."""
+
+WHOLE_K = (
+    copied(SQUARE, 1),
+    copied(SQUARE, 4),
+    copied(DEEP, 2),
+    copied(DEEP, 4),
+    copied(SQUARE, 1, block_n=32),
+    copied(SQUARE, 4, block_n=32),
+    copied(DEEP, 1, block_n=32),
+    copied(BROAD, 2),
+)
+"""Configs that begin sooner, for few tiles and for many."""
+SHARED_K = (
+    copied(DEEP, 1, **QUARTERS),
+    copied(DEEP, 1, **EIGHTHS),
+    copied(DEEP, 1, block_n=32, **QUARTERS),
+    copied(DEEP, 1, block_n=32, **EIGHTHS),
+    copied(DEEP, 4, block_n=16, stages=4, **EIGHTHS),
+    copied(SQUARE, 4, cluster_k=2, **DIRECT),
+    copied(TIPPED, 2, **QUARTERS),
+    copied(BROAD, 2, stages=6, **QUARTERS),
+)
+"""The same for few tiles and a long K."""
+MANY_TILES = (
+    copied(SQUARE, 2, stages=6),
+    copied(BROAD, 1),
+    copied(BROAD, 2, stages=4),
+    copied(TIPPED, 1),
+    copied(TIPPED, 2),
+    copied(TIPPED, 2, stages=4),
+    copied(LARGER, 1),
+    copied(LARGER, 2),
+)
+"""The same for more tiles than SMs, or nearly so."""
+SOON_ENOUGH = 1e10
+"""FLOPs from which on nothing is gained by an earlier start."""
+FEW_TILES = 66
+"""Of 64x64: half an H200's SMs."""
+
+
+def sooner(problem: Problem) -> list[KernelConfig]:
+    """Sixteen configs or none that copy their first stages, by the number of the problem's tiles."""
+    if problem.flops > SOON_ENOUGH:
+        return []
+    tiles = -(-problem.m // 64) * -(-problem.n // 64)
+    once = ONCE_B if problem.m <= 64 else ONCE_A if problem.n <= 64 else {}
+    others = SHARED_K if tiles <= FEW_TILES and problem.k >= 512 else MANY_TILES
+    return [config.swapped(**once) for config in (*WHOLE_K, *others)]

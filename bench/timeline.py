@@ -122,6 +122,8 @@ def main(shapes: tuple[str, ...], dtype: str, bundle_path: Path, commit: str | N
             entry = bundle.entry(problem)
             if entry is None:
                 raise BundleError(f"{bundle_path}: no config for {problem}")
+            if entry.config.cp_async_stages:
+                raise BundleError(f"{problem}: its config copies its first stages; the stamps are of gemm.cuh")
             if entry.config.cluster_m > 1 and entry.config.cluster_n > 1:
                 raise BundleError(f"{problem}: without loads nothing keeps the CTAs of a 2x2 cluster in step")
             summary[shape] = {"config": entry.config.to_dict()}

@@ -18,8 +18,8 @@ SWIZZLE_BYTES = 128
 """Width of the 128-byte swizzle: the contiguous extent of every operand slab in shared memory."""
 SWIZZLE_ATOM_BYTES = 1024
 """Eight rows of 128 bytes, the unit in which the swizzle pattern repeats; every tile starts at a multiple of it."""
-WARPGROUP = 128
-"""Threads in a warpgroup."""
+WARP, WARPGROUP = 32, 128
+"""Threads in a warp, and in the four that issue a WGMMA."""
 MMA_M = 64
 """Rows of one WGMMA instruction (PTX ISA, wgmma.mma_async: M is always 64)."""
 MAX_TILE = 256
@@ -33,6 +33,10 @@ L2_PROMOTIONS = (0, 64, 128, 256)
 """Bytes of CUtensorMapL2promotion, in the order of its values."""
 AT_LAUNCH = {"compiled": False}
 """Metadata of the fields of a config that the kernel learns at launch."""
+OF_PAGE = {"in_struct": False}
+"""Metadata of the fields that choose the page of cuda_src, and are an argument of its own template."""
+CP_ASYNC_PRODUCER_REGISTERS = 40
+"""The `producer_registers` of configs with `cp_async_stages`, where they mean nothing."""
 MIN_PRODUCER_REGISTERS = 24
 MAX_REGISTERS = 255
 """Most registers a thread can name; setmaxnreg itself takes multiples of 8 from 24 to 256."""
@@ -108,6 +112,8 @@ class KernelConfig:
         keep_a, keep_b, keep_out: how long the L2 keeps lines of A, B and the result: -1 they are evicted first, 0 as
             usual, 1 they are evicted last.
         prefetch: stages of a CTA's first tile that the L2 is told to fetch while the barriers are made.
+        cp_async_stages: stages of a CTA's first tile that the consumers copy themselves, before TMA can: with one or
+            more it is the kernel of gemm_cp_async.cuh, whose producer is a warp and whose warps store what they staged.
 
     The fields marked `AT_LAUNCH` are told to the kernel, not compiled into it: configs that differ only there share a
     cubin.
@@ -133,6 +139,7 @@ class KernelConfig:
     keep_b: int = field(default=0, metadata=AT_LAUNCH)
     keep_out: int = field(default=0, metadata=AT_LAUNCH)
     prefetch: int = field(default=0, metadata=AT_LAUNCH)
+    cp_async_stages: int = field(default=0, metadata=OF_PAGE)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -170,7 +177,7 @@ class KernelConfig:
         return asdict(self)
 
     def compiled(self) -> dict[str, Any]:
-        """The fields that the kernel is compiled for, by name: KernelConfig of cuda_src/config.cuh."""
+        """The fields that the kernel is compiled for, by name."""
         return {name: getattr(self, name) for name in COMPILED_FIELDS}
 
     @property
@@ -180,8 +187,8 @@ class KernelConfig:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: one producer warpgroup and the consumers."""
-        return WARPGROUP * (1 + self.consumers)
+        """Threads of a CTA: the consumers, and a producer warpgroup, or with `cp_async_stages` a producer warp."""
+        return WARPGROUP * self.consumers + (WARP if self.cp_async_stages else WARPGROUP)
 
     @property
     def consumer_m(self) -> int:
@@ -199,6 +206,15 @@ class KernelConfig:
         return -(-self.consumer_n // 8 // self.cluster_k) * 8
 
     @property
+    def registers(self) -> int:
+        """Registers that a consumer thread can have: with `cp_async_stages` those that the CTA is launched with."""
+        if not self.cp_async_stages:
+            return self.consumer_registers
+        # Threads are counted in whole warpgroups (288 as 384: ptxas of CUDA 13.0).
+        whole = -(-self.threads // WARPGROUP) * WARPGROUP
+        return min(65536 // whole, MAX_REGISTERS) // 8 * 8
+
+    @property
     def accumulators(self) -> int:
         """fp32 accumulators, so registers, that each consumer thread holds."""
         return self.consumer_m * self.consumer_n // WARPGROUP
@@ -211,7 +227,7 @@ class KernelConfig:
         thread). A sum above it compiles without a word and deadlocks (NVRTC 13.0, 2026-11).
         """
         warpgroups = 1 + self.consumers
-        pool = min(65536 // self.threads, MAX_REGISTERS) // 8 * 8 * warpgroups
+        pool = min(65536 // (WARPGROUP * warpgroups), MAX_REGISTERS) // 8 * 8 * warpgroups
         share = (pool - self.producer_registers) // self.consumers // 8 * 8
         return min(share, 248)
 
@@ -221,7 +237,11 @@ class KernelConfig:
 
 
 COMPILED_FIELDS = tuple(each.name for each in fields(KernelConfig) if each.metadata.get("compiled", True))
-"""Of a config, in the order of cuda_src/config.cuh; the others are told at launch."""
+"""Of a config; the others are told at launch."""
+STRUCT_FIELDS = tuple(
+    each.name for each in fields(KernelConfig) if each.metadata.get("in_struct", each.name in COMPILED_FIELDS)
+)
+"""Those of them that KernelConfig of cuda_src/config.cuh has, in its order."""
 
 
 FLAGS = tuple(each.name for each in fields(KernelConfig) if each.type == "bool")

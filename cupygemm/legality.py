@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from cupygemm.config import (
+    CP_ASYNC_PRODUCER_REGISTERS,
     L2_PROMOTIONS,
     MAX_CLUSTER,
     MAX_STAGES,
@@ -185,8 +186,40 @@ def launch_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec
             yield Violation(name, f"{name} {getattr(c, name)}: -1 (evict first), 0 or 1 (evict last)")
     if not 0 <= c.prefetch <= MAX_STAGES:
         yield Violation("prefetch", f"prefetch {c.prefetch}: from 0 to {MAX_STAGES} stages")
-    if c.keep_out and not c.store_stages:
-        yield Violation("keep_out", "keep_out with store_stages 0: stores from registers carry no L2 hint")
+    if c.keep_out and (c.cp_async_stages or not c.store_stages):
+        yield Violation("keep_out", "keep_out with store_stages 0 or cp_async_stages: only TMA's stores carry L2 hints")
+    if c.prefetch and c.cp_async_stages:
+        yield Violation("prefetch", f"prefetch {c.prefetch} with cp_async_stages: the first stages are copied at once")
+
+
+def _cp_async_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
+    c = config
+    if not 0 <= c.cp_async_stages <= c.stages:
+        yield Violation("cp_async_stages", f"cp_async_stages {c.cp_async_stages}: from 0 to the {c.stages} stages")
+    if c.cp_async_stages <= 0:
+        return
+    if c.cluster_m * c.cluster_n > 1:
+        yield Violation("cp_async_stages", "cp_async_stages with multicast: threads copy for their own CTA alone")
+    if c.ping_pong or c.consumers > 2:
+        yield Violation("cp_async_stages", "cp_async_stages: one consumer, or two that divide a tile (no ping_pong)")
+    if c.consumers == 2 and c.accumulators > c.registers - 32:
+        yield Violation(
+            "accumulators",
+            f"{c.accumulators} accumulators a thread with cp_async_stages: {c.registers - 32} at most in {c.registers} "
+            "registers (C7511)",
+        )
+    if c.wait_depth != 1:
+        yield Violation("cp_async_stages", f"wait_depth {c.wait_depth} with cp_async_stages: 1 alone is built")
+    if c.store_stages > 1:
+        yield Violation(
+            "cp_async_stages", f"store_stages {c.store_stages} with cp_async_stages: 0, or 1 buffer that warps share"
+        )
+    if c.producer_registers != CP_ASYNC_PRODUCER_REGISTERS:
+        yield Violation(
+            "cp_async_stages",
+            f"producer_registers {c.producer_registers} with cp_async_stages, which have no setmaxnreg: say "
+            f"{CP_ASYNC_PRODUCER_REGISTERS}",
+        )
 
 
 def _shared_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
@@ -206,6 +239,7 @@ COMPILED_RULES: tuple[Rule, ...] = (
     _register_violations,
     _pipeline_violations,
     _store_violations,
+    _cp_async_violations,
     _shared_violations,
 )
 """What makes a config illegal whatever is told at launch, cheapest first."""

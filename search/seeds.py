@@ -13,8 +13,9 @@ import math
 from collections.abc import Callable, Iterable
 from importlib.resources.abc import Traversable
 
-from cupygemm.config import KernelConfig
+from cupygemm.config import CP_ASYNC_PRODUCER_REGISTERS, KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
+from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
 from cupygemm.search.recorded import Recorded, recorded_tables
@@ -28,6 +29,10 @@ SUGGESTED = 16
 """Of a policy: as many as a strategy measures first (`strategies.MOST_STARTS`)."""
 PER_TABLE = 3
 """Configs taken from each table, of different tiles."""
+SOONER = 4
+"""Of those, the first ones also as kernels that begin sooner, which no table, policy or estimate knows."""
+SOON_ENOUGH = 1e10
+"""FLOPs from which on an earlier start gains nothing (docs/small.md)."""
 NEAREST = 6
 """Tables that they are taken from: reading one takes a third of a second, and no strategy begins with more configs."""
 
@@ -52,8 +57,38 @@ def seeds(
     """
     recorded = recorded_seeds(problem, folder, replayed)
     suggested = guide.ranked(SUGGESTED) if guide is not None else []
-    guessed = [] if replayed else guesses(problem, device, GUESSES)
-    return by_turns(suggested, recorded, guessed)
+    if replayed:
+        return by_turns(suggested, recorded)
+    known = by_turns(suggested, recorded, guesses(problem, device, GUESSES))
+    return by_turns(known, sooner(problem, device, known[:SOONER]))
+
+
+def sooner(problem: Problem, device: DeviceSpec, configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+    """The same tiles with two stages copied by the consumers; of a large product, or where that is illegal, none.
+
+    Args:
+        problem, device: what is to be computed, and where.
+        configs: any.
+    """
+    if problem.flops > SOON_ENOUGH:
+        return []
+    spec = KernelSpec.of(problem)
+    found = [
+        config.swapped(
+            cp_async_stages=min(2, config.stages),
+            consumers=1 if config.ping_pong else config.consumers,
+            ping_pong=False,
+            cluster_m=1,
+            cluster_n=1,
+            wait_depth=1,
+            store_stages=min(1, config.store_stages),
+            producer_registers=CP_ASYNC_PRODUCER_REGISTERS,
+            keep_out=0,
+            prefetch=0,
+        )
+        for config in configs
+    ]
+    return [config for config in dict.fromkeys(found) if illegal_reason(config, spec, device) is None]
 
 
 def by_turns(*orders: Iterable[KernelConfig]) -> tuple[KernelConfig, ...]:

@@ -278,5 +278,6 @@ FULL_KNOBS = (
     Knob("keep_b", (-1, 0, 1)),
     Knob("keep_out", (-1, 0)),
     Knob("prefetch", (0, 1, 2, 4, 8)),
+    Knob("cp_async_stages", (0, 1, 2, 4, 8)),
 )
 """The default space, some billions of points before legality."""

@@ -110,7 +110,7 @@ class PolicyWeights:
             "mean": self.standard.mean,
             "scale": self.standard.scale,
             "prior": np.float32(self.prior),
-            "configs": np.array([[getattr(c, name) for name in FIELD_NAMES] for c in self.configs], dtype=np.int16),
+            "configs": np.array([[getattr(c, name) for name in self.knobs] for c in self.configs], dtype=np.int16),
         }
         for index, (kernel, bias) in enumerate(self.layers):
             arrays[f"kernel_{index}"], arrays[f"bias_{index}"] = kernel, bias

@@ -142,7 +142,7 @@ ARROWS = {
     "search.interruption": "",
     "search.kernel_tuner_export": "atomic search.table",
     "search.knob_value": "blocks search.recorded text",
-    "search.outcome": "atomic bundle search.target search.tune",
+    "search.outcome": "atomic bundle kernel_source search.target search.tune",
     "search.policy": "",
     "search.portfolio": "fitting search.guesses search.table",
     "search.ppo": "search.policy errors",

@@ -35,6 +35,7 @@ FEW = {
     "keep_b": (0,),
     "keep_out": (0,),
     "prefetch": (0,),
+    "cp_async_stages": (0,),
 }
 SMALL = tuple(Knob(knob.name, FEW.get(knob.name, knob.values), knob.ordered) for knob in FULL_KNOBS)
 

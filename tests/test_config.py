@@ -125,6 +125,37 @@ def test_each_rule(rule: str, changes: dict[str, int]) -> None:
     assert found.rule == rule
 
 
+COPYING = {"cp_async_stages": 2, "cluster_m": 1, "block_n": 128, "wait_depth": 1, "store_stages": 1}
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("cp_async_stages", {"cp_async_stages": -1}),
+        ("cp_async_stages", {"cp_async_stages": 5}),
+        ("cp_async_stages", {"cluster_m": 2}),
+        ("cp_async_stages", {"ping_pong": True, "block_m": 64}),
+        ("cp_async_stages", {"consumers": 3, "block_m": 192}),
+        ("cp_async_stages", {"wait_depth": 0}),
+        ("cp_async_stages", {"store_stages": 2}),
+        ("cp_async_stages", {"producer_registers": 24}),
+        ("accumulators", {"block_m": 256, "block_n": 144, "stages": 2}),
+        ("prefetch", {"prefetch": 1}),
+        ("keep_out", {"keep_out": -1}),
+    ],
+)
+def test_each_rule_of_what_copies(rule: str, changes: dict[str, int]) -> None:
+    copying = CONFIG.swapped(**COPYING)
+    assert violation(copying, SPEC, H200) is None
+    found = violation(copying.swapped(**changes), SPEC, H200)
+    assert found is not None
+    assert found.rule == rule
+    # Without copies it is another kernel, to which none of this applies.
+    if changes != {"prefetch": 1} and "cp_async_stages" not in changes:
+        plain = copying.swapped(**changes, cp_async_stages=0)
+        assert (other := violation(plain, SPEC, H200)) is None or other.rule != rule
+
+
 def test_multicast_slices_are_whole_swizzle_atoms() -> None:
     # A k-major B of 200 rows cannot be cut into two slices of whole groups of 8 rows; 208 rows can.
     spec = KernelSpec.of(Problem(64, 64, 64, layout="nt"))

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import pytest
 
-from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.config import STRUCT_FIELDS, KernelConfig, KernelSpec
 from cupygemm.kernels import kernel_source
 from cupygemm.problem import Problem
 
@@ -26,7 +26,7 @@ def struct_fields(name: str) -> list[str]:
 
 def test_structs_have_the_same_fields_in_the_same_order() -> None:
     assert struct_fields("KernelSpec") == [field.name for field in fields(KernelSpec)]
-    assert struct_fields("KernelConfig") == list(CONFIG.compiled())
+    assert struct_fields("KernelConfig") == list(STRUCT_FIELDS)
 
 
 def test_name_expression_picks_the_entry() -> None:
@@ -68,7 +68,7 @@ def test_comments_are_stripped_from_nothing_else() -> None:
 
 
 def test_a_page_is_what_it_includes() -> None:
-    pages = {name: set(kernel_source.page_sources(name)) for name in ("gemm.cuh", "pack.cuh")}
+    pages = {name: set(kernel_source.page_sources(name)) for name in ("gemm.cuh", "gemm_cp_async.cuh", "pack.cuh")}
     assert {"gemm.cuh", "raster.cuh", "ptx/wgmma.cuh"} <= pages["gemm.cuh"]
     assert pages["pack.cuh"] == {"pack.cuh", "raster.cuh", "ptx/types.cuh"}
     # Every header is of a page.
@@ -78,16 +78,35 @@ def test_a_page_is_what_it_includes() -> None:
 
 @pytest.fixture
 def uncached() -> Iterator[None]:
-    kernel_source.page_sources.cache_clear()
+    _forget()
     yield
+    _forget()
+
+
+def _forget() -> None:
     kernel_source.page_sources.cache_clear()
+    kernel_source._digest_with_generated.cache_clear()
 
 
-@pytest.mark.parametrize(("changed", "matters"), [("pack.cuh", False), ("gemm.cuh", True), ("ptx/tma.cuh", True)])
-def test_the_family_s_digest_is_of_its_own_page(
-    changed: str, matters: bool, uncached: None, monkeypatch: pytest.MonkeyPatch
+COPYING = CONFIG.swapped(cp_async_stages=1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "config", "matters"),
+    [
+        ("pack.cuh", None, False),
+        ("gemm.cuh", None, True),
+        ("ptx/tma.cuh", None, True),
+        ("gemm_cp_async.cuh", CONFIG, False),
+        ("gemm_cp_async.cuh", COPYING, True),
+        ("gemm.cuh", COPYING, True),
+        ("pack.cuh", COPYING, False),
+    ],
+)
+def test_a_digest_is_of_the_config_s_own_page(
+    changed: str, config: KernelConfig | None, matters: bool, uncached: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, sources = kernel_source.source_digest(), kernel_source.cuda_sources()
-    kernel_source.page_sources.cache_clear()
+    before, sources = kernel_source.source_digest(config), kernel_source.cuda_sources()
+    _forget()
     monkeypatch.setattr(kernel_source, "cuda_sources", lambda: {**sources, changed: f"{sources[changed]}int x;\n"})
-    assert (kernel_source.source_digest.__wrapped__() != before) is matters
+    assert (kernel_source.source_digest(config) != before) is matters

@@ -48,6 +48,16 @@ def test_stages_are_given_up_until_shared_memory_suffices() -> None:
     assert illegal_reason(by_rows.swapped(stages=by_rows.stages + 1), KernelSpec.of(Problem(8, 8, 8)), H200) is not None
 
 
+def test_what_copies_is_told_no_more_than_it_can_do() -> None:
+    copies = SMALL.swapped(stages=8, cp_async_stages=8)
+    streamed, large = Problem(16, 8192, 4096), Problem(8192, 8192, 512)
+    for problem in (streamed, large):
+        assert fitted(copies, problem, H200) == fitted(copies, problem, H200).swapped(prefetch=0, keep_out=0)  # type: ignore[union-attr]
+    fewer = fitted(NARROW.swapped(cp_async_stages=16), Problem(512, 512, 512), H200)
+    assert fewer is not None
+    assert fewer.cp_async_stages == fewer.stages < 16
+
+
 def test_a_kernel_of_no_legal_kind_is_left_out() -> None:
     assert fitted(TURNS.swapped(consumers=1), Problem(512, 512, 512), H200) is None
 

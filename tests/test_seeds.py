@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
+from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
 from cupygemm.search.recorded import file_name
-from cupygemm.search.seeds import GUESSES, PER_TABLE, recorded_seeds, seeds
+from cupygemm.search.seeds import GUESSES, PER_TABLE, SOONER, recorded_seeds, seeds, sooner
 
 NEAR, FAR = Problem(2048, 2048, 2048), Problem(64, 64, 64)
 PROBLEM = Problem(2048, 2048, 4096)
@@ -63,3 +65,23 @@ def test_tables_of_stacks_and_epilogues_have_names_of_their_own():
         "2048x2048x4096-batch4-float16-nn.jsonl.gz",
         "2048x2048x4096-float16-nn-bias_n+relu.jsonl.gz",
     ]
+
+
+def test_a_small_product_may_begin_sooner(folder):
+    path, _ = folder
+    problem = Problem(512, 512, 512)
+    found = seeds(problem, H200, path, replayed=False)
+    copying = [config for config in found if config.cp_async_stages]
+    assert 0 < len(copying) <= SOONER
+    assert copying == sooner(problem, H200, [config for config in found if not config.cp_async_stages][:SOONER])
+    assert all(illegal_reason(config, KernelSpec.of(problem), H200) is None for config in copying)
+    assert not any(config.cp_async_stages for config in seeds(problem, H200, path))
+    assert not any(config.cp_async_stages for config in seeds(PROBLEM, H200, path, replayed=False))
+
+
+def test_what_takes_turns_or_shares_tiles_is_made_to_copy(folder):
+    turns = KernelConfig(64, 128, 64, 8, 2, False, 2, 1, True, 4, 56, 0, 2, ping_pong=True, keep_out=-1, prefetch=4)
+    (found,) = sooner(FAR, H200, [turns, turns.swapped(cluster_m=1)])
+    assert (found.cp_async_stages, found.consumers, found.cluster_size, found.block_n) == (2, 1, 1, 128)
+    three = KernelConfig(192, 64, 64, 4, 3, False, 1, 1, True, 4, 40, 1, 1)
+    assert sooner(FAR, H200, [three]) == []

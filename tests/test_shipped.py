@@ -178,6 +178,21 @@ def test_tables_ship_their_optimum(tmp_path: Path, tables: Path) -> None:
         assert (entry.search.strategy, entry.search.evaluations) == ("exhaustive", table.space.size)
 
 
+def test_a_table_speaks_where_no_bundle_does(tmp_path: Path, tables: Path) -> None:
+    named, output = tmp_path / "a.yaml", tmp_path / "out.yaml"
+    timed(bundle_of(PROBLEM, config=LARGE), 1.01).save(named)
+    assert make(named, "--tables", tables, "-o", output).exit_code == 0
+    entries = {entry.problem: entry for entry in Bundle.load(output).entries}
+    assert {problem: entry.search.strategy for problem, entry in entries.items()} == {
+        PROBLEM: "test",
+        SMALL: "exhaustive",
+    }
+    both = tmp_path / "b.yaml"
+    timed(bundle_of(PROBLEM, SMALL), 1.01).save(both)
+    assert make(both, "--tables", tables, "-o", output).exit_code == 0
+    assert {entry.search.strategy for entry in Bundle.load(output).entries} == {"test"}
+
+
 def test_nothing_named_is_wrong_usage(tmp_path: Path) -> None:
     assert make("-o", tmp_path / "out.yaml").exit_code == 2
 

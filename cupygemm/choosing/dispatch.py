@@ -296,7 +296,7 @@ class Dispatcher:
     def _remarks(self, source: Source, entry: Entry, device: DeviceSpec) -> str:
         """What to add where an entry is of another GPU or of other kernel sources; logged too, once a bundle."""
         elsewhere = source.bundle.elsewhere(device)
-        outdated = source.bundle.outdated(entry, compiler.source_digest())
+        outdated = source.bundle.outdated(entry, compiler.source_digest(entry.config))
         if elsewhere is not None:
             self._log_once(source, elsewhere, logging.WARNING, elsewhere)
         if outdated is not None:

@@ -28,7 +28,7 @@ def fitted(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -> Kernel
     spec = KernelSpec.of(problem)
     told = told_at_launch(kernel if spec.out_aligned else kernel.swapped(store_stages=0), problem, device)
     for stages in range(told.stages, LEAST_STAGES - 1, -1):
-        config = told if stages == told.stages else told.swapped(stages=stages)
+        config = told.swapped(stages=stages, cp_async_stages=min(told.cp_async_stages, stages))
         if illegal_reason(config, spec, device) is None:
             return config
     return None
@@ -38,8 +38,9 @@ def told_at_launch(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -
     """The kernel with the order of tiles, L2 hints and prefetch that suit the sizes of a problem.
 
     An operand whose other side has a tile or two is read once, so that the L2 need not keep it; nor does it keep a
-    result of half its size.
+    result of half its size. What copies its first stages has neither such a hint nor a prefetch.
     """
+    copies = kernel.cp_async_stages > 0
     streams_b = problem.m <= FEW_TILES * kernel.block_m * kernel.cluster_m
     streams_a = problem.n <= FEW_TILES * kernel.block_n * kernel.cluster_n
     written = problem.m * problem.n * problem.batch * DTYPES[problem.out_dtype].bytes
@@ -49,6 +50,6 @@ def told_at_launch(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -
         l2_promotion=128,
         keep_a=-1 if streams_a and not streams_b else 0,
         keep_b=-1 if streams_b and not streams_a else 0,
-        keep_out=-1 if kernel.store_stages and 2 * written > device.l2_bytes else 0,
-        prefetch=PREFETCHED if problem.m <= kernel.block_m * kernel.cluster_m and not streams_a else 0,
+        keep_out=-1 if kernel.store_stages and not copies and 2 * written > device.l2_bytes else 0,
+        prefetch=PREFETCHED if problem.m <= kernel.block_m * kernel.cluster_m and not (streams_a or copies) else 0,
     )

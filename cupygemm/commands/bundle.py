@@ -31,7 +31,7 @@ def bundle_show(path: Path | None, as_json: bool) -> None:
     from cupygemm.kernels.kernel_source import source_digest
 
     bundle = shipped_bundle() if path is None else Bundle.load(path)
-    for line in [bundle_view.as_json(bundle)] if as_json else bundle_view.lines(bundle, source_digest()):
+    for line in [bundle_view.as_json(bundle)] if as_json else bundle_view.lines(bundle, source_digest):
         click.echo(line)
     if path is not None and (wrong := len(findings(bundle))):
         click.echo(f"{count(wrong, 'thing')} wrong with it: `cupygemm bundle validate {path}` says what", err=True)
@@ -51,7 +51,7 @@ def bundle_validate(path: Path) -> None:
         more = [f"and {len(found) - MOST_FINDINGS} more"] if len(found) > MOST_FINDINGS else []
         raise BundleError(f"{path}: {'; '.join(found[:MOST_FINDINGS] + more)}")
     click.echo(f"{path}: valid, {count(len(bundle.entries), 'entry', 'entries')}")
-    outdated = [entry for entry in bundle.entries if bundle.outdated(entry, source_digest())]
+    outdated = [entry for entry in bundle.entries if bundle.outdated(entry, source_digest(entry.config))]
     if outdated:
         click.echo(
             f"{count(len(outdated), 'entry', 'entries')} measured with other kernel sources than those here: "

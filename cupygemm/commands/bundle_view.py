@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
 from cupygemm.bundles.bundle import Bundle, Entry
+from cupygemm.config import KernelConfig
 from cupygemm.text import printable
 
 WIDTH = 100
 """Columns after which the lines of an entry are broken, between values."""
 
 
-def lines(bundle: Bundle, source_digest: str) -> Iterator[str]:
+def lines(bundle: Bundle, source_digest: Callable[[KernelConfig], str]) -> Iterator[str]:
     """Where the bundle comes from, then a block an entry: its problem, what `matmul` makes of it, key=value pairs.
 
     Args:
-        source_digest: of the kernel's sources at hand.
+        source_digest: of the sources at hand of a config's kernel.
     """
     device, tool = bundle.device, bundle.tool
     yield printable(f"{device.name}, {device.sm_count} SMs, created {bundle.created}")
@@ -28,7 +29,7 @@ def lines(bundle: Bundle, source_digest: str) -> Iterator[str]:
         yield str(entry.problem)
         if entry.is_slower:
             yield "  slower than cuBLAS, which matmul therefore runs"
-        outdated = bundle.outdated(entry, source_digest)
+        outdated = bundle.outdated(entry, source_digest(entry.config))
         if outdated is not None:
             yield from wrap(printable(outdated), WIDTH, initial_indent="  ", subsequent_indent="  ")
         for pairs in (_times(entry), _search(entry), entry.config.to_dict()):

@@ -107,7 +107,7 @@ def _lines(answer: Answer) -> Iterator[str]:
     yield from map(printable, str(choice).splitlines())
     if choice.config is not None:
         used = shared_bytes(choice.config, KernelSpec.of(answer.problem))
-        registers = f"{choice.config.accumulators} of {choice.config.consumer_registers} registers hold accumulators"
+        registers = f"{choice.config.accumulators} of {choice.config.registers} registers hold accumulators"
         yield f"  legal there: {used} of {device.shared_bytes} bytes of shared memory, {registers}"
 
 

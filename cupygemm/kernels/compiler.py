@@ -100,7 +100,8 @@ def compile_kernel(spec: KernelSpec, config: KernelConfig) -> CompiledKernel:
     """
 
     def program() -> Program:
-        return compile_program(kernel_source.name_expression(spec, config), sources(spec, config))
+        program = kernel_source.program_of(kernel_source.page_of(config))
+        return compile_program(kernel_source.name_expression(spec, config), sources(spec, config), program)
 
     return _describe(_cached(cache_key(spec, config), program), spec, config)
 
@@ -117,7 +118,7 @@ def compile_page(page: str, entry: str) -> CompiledPage:
     """
 
     def program() -> Program:
-        return compile_program(entry, kernel_source.page_sources(page), f'#include "{page}"\n')
+        return compile_program(entry, kernel_source.page_sources(page), kernel_source.program_of(page))
 
     return _cached(_key_of(kernel_source.page_digest(page), entry), program)
 
@@ -146,12 +147,12 @@ def _cached(key: str, compiled: Callable[[], Program]) -> CompiledPage:
 def sources(spec: KernelSpec, config: KernelConfig) -> dict[str, str]:
     """All headers that the kernel includes, the generated one among them, by name."""
     generated = {kernel_source.WGMMA_HEADER: kernel_source.wgmma_header(spec, config)}
-    return {**kernel_source.page_sources(kernel_source.PAGE), **generated}
+    return {**kernel_source.page_sources(kernel_source.page_of(config)), **generated}
 
 
 def cache_key(spec: KernelSpec, config: KernelConfig) -> str:
     """Everything that decides the cubin, as 32 hex digits."""
-    return _key_of(source_digest(), kernel_source.name_expression(spec, config))
+    return _key_of(source_digest(config), kernel_source.name_expression(spec, config))
 
 
 def _key_of(digest: str, name_expression: str) -> str:
@@ -196,7 +197,9 @@ def is_page_cached(page: str, entry: str) -> bool:
     return (kernel_cache.folder() / key).with_suffix(".json").exists()
 
 
-def compile_program(name_expression: str, headers: Mapping[str, str], program: str = kernel_source.PROGRAM) -> Program:
+def compile_program(
+    name_expression: str, headers: Mapping[str, str], program: str = kernel_source.program_of(kernel_source.PAGE)
+) -> Program:
     """Compiles one translation unit whose includes are all in `headers`; no file is read.
 
     Raises:

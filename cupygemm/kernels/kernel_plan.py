@@ -105,7 +105,9 @@ class LoadedKernel:
 
 
 def _registers_at_launch(config: KernelConfig) -> int:
-    """Registers a thread with which the CTA's pool is what setmaxnreg will hand out."""
+    """Registers a thread with which the CTA's pool is what setmaxnreg will hand out; without it, any."""
+    if config.cp_async_stages:
+        return 0
     total = config.producer_registers + config.consumers * config.consumer_registers
     return -(-total // (1 + config.consumers) // 8) * 8
 
@@ -116,6 +118,7 @@ class Plan:
     Attributes:
         problem, kernel: what it computes, and with what.
         grid: CTAs launched.
+        reads_addresses: whether the kernel is told where the operands lie, beside their descriptors.
     """
 
     def __init__(
@@ -169,6 +172,7 @@ class Plan:
             policy_b=_L2_POLICIES[config.keep_b],
             policy_out=_L2_POLICIES[config.keep_out],
         )
+        self.reads_addresses = config.prefetch > 0 or config.cp_async_stages > 0
         self._no_map = TensorMap()
         self._epilogue = None if problem.epilogue == NONE else EpilogueTerms(problem)
         self._dependent_launch = None
@@ -233,9 +237,10 @@ class Plan:
         arguments = _Arguments.from_buffer_copy(self._template)
         arguments.out = out.data.ptr
         arguments.out_row_stride = out.strides[-2] // out.dtype.itemsize
-        if arguments.prefetch:
-            arguments.a, arguments.a_row_bytes = a_matrix.pointer, a_matrix.row_stride
-            arguments.b, arguments.b_row_bytes = b_matrix.pointer, b_matrix.row_stride
+        if self.reads_addresses:
+            # Of a matrix of one row the stride is any, and copies of nothing start at multiples of it too.
+            arguments.a, arguments.a_row_bytes = a_matrix.pointer, a_matrix.row_stride if a_matrix.rows > 1 else 0
+            arguments.b, arguments.b_row_bytes = b_matrix.pointer, b_matrix.row_stride if b_matrix.rows > 1 else 0
         if problem.batch > 1:
             arguments.a_step, arguments.b_step = int(a_matrix.depth > 1), int(b_matrix.depth > 1)
             arguments.a_batch_bytes, arguments.b_batch_bytes = a_matrix.depth_stride, b_matrix.depth_stride

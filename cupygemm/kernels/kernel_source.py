@@ -9,13 +9,12 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from cupygemm.config import WARPGROUP, KernelConfig, KernelSpec
+from cupygemm.config import STRUCT_FIELDS, WARPGROUP, KernelConfig, KernelSpec
 from cupygemm.dtypes import DTYPES
 from cupygemm.epilogue import Epilogue
 from cupygemm.problem import Problem
 
-PAGE = "gemm.cuh"
-PROGRAM = f'#include "{PAGE}"\n'
+PAGE, CP_ASYNC_PAGE = "gemm.cuh", "gemm_cp_async.cuh"
 WGMMA_HEADER = "wgmma_mma_async.cuh"
 
 _INCLUDE = re.compile(r'#include "([^"]+)"')
@@ -60,14 +59,31 @@ def page_digest(page: str) -> str:
     return digest_of(page_sources(page))
 
 
-@cache
-def source_digest() -> str:
-    """SHA-256 over gemm.cuh, what it includes and a sample of what is generated: the kernel family's identity.
+def page_of(config: KernelConfig) -> str:
+    """The page that has a config's kernel."""
+    return CP_ASYNC_PAGE if config.cp_async_stages else PAGE
+
+
+def program_of(page: str) -> str:
+    """The translation unit of a page's kernels."""
+    return f'#include "{page}"\n'
+
+
+def source_digest(config: KernelConfig | None = None) -> str:
+    """SHA-256 over a config's page, what it includes and a sample of what is generated: the identity of its kernels.
 
     16 hex digits. Other pages do not count, nor comments and the space between lines: what was measured stays valid
     when only they change.
+
+    Args:
+        config: None for one without `cp_async_stages`, of gemm.cuh.
     """
-    return digest_of({**page_sources(PAGE), WGMMA_HEADER: wgmma_header(_SAMPLE_SPEC, _SAMPLE_CONFIG)})
+    return _digest_with_generated(PAGE if config is None else page_of(config))
+
+
+@cache
+def _digest_with_generated(page: str) -> str:
+    return digest_of({**page_sources(page), WGMMA_HEADER: wgmma_header(_SAMPLE_SPEC, _SAMPLE_CONFIG)})
 
 
 def digest_of(sources: Mapping[str, str]) -> str:
@@ -128,14 +144,18 @@ def spec_literal(spec: KernelSpec) -> str:
 
 
 def config_literal(config: KernelConfig) -> str:
-    """What is compiled of the config, as a C++20 designated initialiser."""
-    return _struct("KernelConfig", {name: _literal(value) for name, value in config.compiled().items()})
+    """What is compiled of the config, but for its page, as a C++20 designated initialiser."""
+    return _struct("KernelConfig", {name: _literal(getattr(config, name)) for name in STRUCT_FIELDS})
 
 
 def name_expression(spec: KernelSpec, config: KernelConfig) -> str:
     """The template instance that is the kernel's entry."""
-    entry = "gemm_kernel" if config.cluster_size == 1 else "gemm_cluster_kernel"
-    return f"{entry}<{spec_literal(spec)}, {config_literal(config)}>"
+    cluster = "_cluster" if config.cluster_size > 1 else ""
+    if config.cp_async_stages:
+        entry, further = f"gemm_cp_async{cluster}_kernel", f", {config.cp_async_stages}"
+    else:
+        entry, further = f"gemm{cluster}_kernel", ""
+    return f"{entry}<{spec_literal(spec)}, {config_literal(config)}{further}>"
 
 
 def _epilogue_literal(text: str) -> str:

@@ -75,7 +75,7 @@ def _fit(name: str, bundle: Bundle, where: str) -> Check:
         where: leads what was found; empty for the shipped bundle, of which its user can mend nothing.
     """
     found = f"{where}{count(len(bundle.entries), 'entry', 'entries')} of {bundle.device}"
-    outdated = sum(bundle.outdated(entry, compiler.source_digest()) is not None for entry in bundle.entries)
+    outdated = sum(bundle.outdated(entry, compiler.source_digest(entry.config)) is not None for entry in bundle.entries)
     if outdated:
         found += f", {outdated} measured with other kernel sources"
     for spec in (driver.device_spec(index) for index in driver.hopper_devices()):

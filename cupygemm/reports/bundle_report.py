@@ -115,7 +115,13 @@ def _compared(ratios: Iterable[float | None]) -> str:
 
 
 def _sources(bundle: Bundle, digest: str) -> str:
-    found = Counter(bundle.source_digest_of(entry) for entry in bundle.entries)
+    # Those of the other page that has kernels of configs count as of these, where it is as it was.
+    found = Counter(
+        digest
+        if entry.config.cp_async_stages and bundle.outdated(entry, source_digest(entry.config)) is None
+        else bundle.source_digest_of(entry)
+        for entry in bundle.entries
+    )
     others = ", ".join(f"{number} with {other}" for other, number in sorted(found.items()) if other != digest)
     here = f"kernel sources of this version: {digest}; measured with them: {found[digest]} of {len(bundle.entries)}"
     return f"{here}; {others}" if others else here

@@ -70,17 +70,19 @@ class Prepared:
         # Of its own: the plan's are shared with other launches.
         own = [copied(each) for each in maps]
         self._map_a, self._map_b = _place_in(own[0]), _place_in(own[1])
-        self._map_out = _place_in(own[2]) if plan.kernel.compiled.config.store_stages > 0 else _Nowhere()
+        config = plan.kernel.compiled.config
+        by_tma = config.store_stages > 0 and not config.cp_async_stages
+        self._map_out = _place_in(own[2]) if by_tma else _Nowhere()
         self._a, self._b, self._out = (_field(arguments, name) for name in ("a", "b", "out"))
         self._bias, self._residual = _field(arguments, "bias"), _field(arguments, "residual")
         self._alpha, self._beta = (_field(arguments, name, ctypes.c_float) for name in ("alpha", "beta"))
-        self._prefetches = bool(arguments.prefetch)
+        self._reads_addresses = plan.reads_addresses
         parameters = (ctypes.c_void_p * 4)(*(each.address for each in own), ctypes.addressof(arguments))
-        grid, block = (plan.grid, 1, 1), (plan.kernel.compiled.config.threads, 1, 1)
-        config = _LaunchConfig(grid, block, plan.kernel.shared_bytes)
-        self._stream = _field(config, "stream")
+        grid, block = (plan.grid, 1, 1), (config.threads, 1, 1)
+        launch = _LaunchConfig(grid, block, plan.kernel.shared_bytes)
+        self._stream = _field(launch, "stream")
         function = ctypes.c_void_p.from_param(plan.kernel.kernel.kernel.ptr)
-        self._call = (ctypes.byref(config), function, ctypes.byref(parameters), None)
+        self._call = (ctypes.byref(launch), function, ctypes.byref(parameters), None)
         self._kept = plan, maps, arguments, own  # and with the plan the module that the function is of
 
     def launch(self, a: int, b: int, out: int, stream: int) -> None:
@@ -95,7 +97,7 @@ class Prepared:
         self._map_a.value = a
         self._map_b.value = b
         self._map_out.value = self._out.value = out
-        if self._prefetches:
+        if self._reads_addresses:
             self._a.value, self._b.value = a, b
         self._stream.value = stream
         status = self._driver_launch(*self._call)

@@ -54,6 +54,21 @@ CONFIGS = {
     "K in three shares, one part empty": SMALL.swapped(block_n=16, cluster_k=3, store_stages=0),
     "L2 hints": LARGE.swapped(l2_promotion=128, keep_a=1, keep_b=-1, keep_out=-1, prefetch=3),
     "prefetch, no cluster": SMALL.swapped(prefetch=16),
+    "one stage copied": SMALL.swapped(cp_async_stages=1),
+    "all stages copied, deep k": SMALL.swapped(block_k=128, stages=3, cp_async_stages=3),
+    "copied, n of 24, direct": SMALL.swapped(block_n=24, store_stages=0, stages=12, cp_async_stages=5),
+    "copied, n of 96, hints": SMALL.swapped(block_n=96, keep_a=1, keep_b=-1, cp_async_stages=2),
+    "copied, two consumers, two steps of rows": LARGE.swapped(
+        block_m=256, block_n=128, block_k=128, stages=2, cluster_m=1, cp_async_stages=2
+    ),
+    "copied, columns split": LARGE.swapped(
+        block_m=64, block_n=128, split_n=True, cluster_m=1, store_stages=1, cp_async_stages=3
+    ),
+    "copied, K in eight shares": SMALL.swapped(block_n=16, cluster_k=8, store_stages=0, cp_async_stages=2),
+    "copied, K in two shares, staged": SMALL.swapped(cluster_k=2, cp_async_stages=4),
+    "copied, K in three shares": LARGE.swapped(
+        block_n=200, stages=2, cluster_m=1, cluster_k=3, store_stages=0, cp_async_stages=1
+    ),
 }
 """One config for each thing that a kernel can do differently."""
 
@@ -92,6 +107,8 @@ STACKED = (
     "K in three shares, cluster 1x2, unequal parts",
     "L2 hints",
     "prefetch, no cluster",
+    "one stage copied",
+    "copied, K in eight shares",
 )
 """One config for each way in which a kernel reaches the matrices of a stack."""
 FUSED = (
@@ -100,6 +117,8 @@ FUSED = (
     "ping-pong",
     "K in eight shares",
     "K in three shares, cluster 1x2, unequal parts",
+    "one stage copied",
+    "copied, n of 24, direct",
 )
 """One for each way from the accumulators to the result."""
 

@@ -106,10 +106,12 @@ def watched(tool: str, limit: float, what: str = "all") -> tuple[str, str]:
 
 
 def excerpt(said: str, last: int = 12) -> str:
-    """The first lines that are a tool's own, and the last ones of all; "..." for each gap."""
+    """The first lines that are a tool's own, each with the one before, which says what had just been done, and the
+    last lines of all; "..." for each gap."""
     lines = said.strip().splitlines()
     own = [index for index, line in enumerate(lines) if line.startswith("=========")][:FINDING_LINES]
-    kept = sorted({*own, *range(max(0, len(lines) - last), len(lines))})
+    before_own = (max(0, index - 1) for index in own)
+    kept = sorted({*own, *before_own, *range(max(0, len(lines) - last), len(lines))})
     told = []
     for before, index in zip([-1, *kept], kept, strict=False):
         told += ["..."] * (index > before + 1) + [lines[index]]

@@ -27,12 +27,14 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_the_first_findings_are_told_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_findings_are_told_with_what_was_done_before_and_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path, monkeypatch, f"print({chr(10).join(OUTPUT)!r})\nraise SystemExit(9)")
     found, detail = sanitizer.watched("memcheck", 30)
     assert found == "status 9"
     frames = [f"=========     frame {index}" for index in range(38)]
-    assert detail.splitlines() == [BANNER, "...", FINDING, *frames, "...", *PROGRESS[-11:], SUMMARY]
+    assert detail.splitlines() == [BANNER, "...", PROGRESS[-1], FINDING, *frames, "...", *PROGRESS[-11:], SUMMARY]
 
 
 def test_a_tool_without_findings_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +47,7 @@ def test_what_was_found_until_time_was_out_is_told(tmp_path: Path, monkeypatch: 
     install(tmp_path, monkeypatch, program)
     found, detail = sanitizer.watched("memcheck", 2)
     assert found == "out of time"
-    assert detail.splitlines()[:3] == [BANNER, "...", FINDING]
+    assert detail.splitlines()[:4] == [BANNER, "...", PROGRESS[-1], FINDING]
 
 
 @pytest.mark.parametrize("count", [0, 1, 12, 13])

@@ -157,9 +157,14 @@ def variant_pairs() -> set[tuple[KernelSpec, KernelConfig]]:
 
 
 def operands(problem: Problem, kind: str, seed: int) -> Operands:
-    """Operands of a problem with NaN in the padding that aligns their rows, and in the result."""
-    drawn = verify.draw_operands(driver.cupy().random.default_rng(seed), problem, kind)
+    """Operands of a problem with NaN in the padding that aligns their rows, and in the result.
+
+    They are there when it returns: a test may use them on another stream than the current one.
+    """
+    cupy = driver.cupy()
+    drawn = verify.draw_operands(cupy.random.default_rng(seed), problem, kind)
     drawn.out.fill(float("nan"))
+    cupy.cuda.get_current_stream().synchronize()
     return drawn
 
 

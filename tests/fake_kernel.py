@@ -67,7 +67,10 @@ class FakeKernel:
         a, b = self._operand(map_a, told, told.a_step), self._operand(map_b, told, told.b_step)
         a = a.swapaxes(1, 2) if spec.a_major == "mn" else a
         b = b if spec.b_major == "mn" else b.swapaxes(1, 2)
-        if not self.compiled.config.store_stages:
+        config = self.compiled.config
+        if config.cp_async_stages:
+            assert (told.a, told.b) == (map_a.pointer, map_b.pointer), "copied from elsewhere than loaded"
+        if config.cp_async_stages or not config.store_stages:
             map_out = self._rows(told, told.out, told.out_row_stride, told.out_batch_stride)
         out = self.gpu.memory(map_out)
         assert (a.shape[1:], b.shape[1:], out.shape[-2:]) == ((m, k), (k, n), (m, n))

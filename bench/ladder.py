@@ -90,6 +90,8 @@ def main(
     """Measures the steps of SUITES, by default of all that have steps of their own."""
     if dependent and bundle_path is not None:
         raise click.UsageError("--dependent with --bundle: what cuBLAS is compared with waits for the kernel before it")
+    if is_sooner and not after:
+        raise click.UsageError("--sooner without --after: it tries configs beside what was best before")
     known = bests(after)
     plan = [
         (

@@ -22,6 +22,7 @@ from bench.command import command_line
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import VerificationError
 from cupygemm.kernels import driver
+from cupygemm.kernels.kernel_source import entry_of
 from cupygemm.measuring import provenance, verify
 from cupygemm.measuring.results import write_report
 from cupygemm.problem import Problem
@@ -29,11 +30,7 @@ from cupygemm.views.packing import Packing, packing_of
 from tests.gpu.protocol import CONFIGS, Checks, Kernels, fitting, fused_problems, operands, stacked_problems
 
 TOOLS = ("memcheck", "racecheck")
-OWN = tuple(
-    word
-    for name in ("gemm_kernel", "gemm_cluster_kernel", "pack_kernel")
-    for word in ("--kernel-name", f"kernel_substring={name}")
-)
+COPYING = "pack_kernel"
 FINDING_LINES = 40
 """At most, of what a tool itself wrote: its first finding, with where in the kernel and on the host that was."""
 LAUNCHES = 2
@@ -49,6 +46,11 @@ def cases() -> Iterator[tuple[str, KernelConfig, Problem]]:
             # One of each way: the rest differs in what is computed, and not in who waits for whom.
             for problem in (problems[0], problems[-1]):
                 yield name, CONFIGS[name], problem
+
+
+def own_kernels() -> list[str]:
+    """Names of the kernels to watch, of which a kernel's own has one in it: those of all cases, and what copies."""
+    return sorted({COPYING, *(entry_of(fitting(config, problem)) for _, config, problem in cases())})
 
 
 @click.command()
@@ -86,7 +88,8 @@ def watched(tool: str, limit: float, what: str = "all") -> tuple[str, str]:
     """ "clean", "unavailable", or what went wrong, and of what was written the findings' first lines and the end."""
     if shutil.which("compute-sanitizer") is None:
         return "unavailable", "compute-sanitizer is not there"
-    words = ["compute-sanitizer", "--tool", tool, *OWN, "--report-api-errors", "no", "--error-exitcode", "9"]
+    own = [word for name in own_kernels() for word in ("--kernel-name", f"kernel_substring={name}")]
+    words = ["compute-sanitizer", "--tool", tool, *own, "--report-api-errors", "no", "--error-exitcode", "9"]
     try:
         done = subprocess.run(
             [*words, sys.executable, "-m", "bench.sanitizer", "--inner", what],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cupygemm.config import KernelConfig
 from cupygemm.problem import Problem
+from cupygemm.search.seeds import SOON_ENOUGH
 
 Steps = dict[str, KernelConfig]
 
@@ -236,8 +237,6 @@ MANY_TILES = (
     copied(LARGER, 2),
 )
 """The same for more tiles than SMs, or nearly so."""
-SOON_ENOUGH = 1e10
-"""FLOPs from which on nothing is gained by an earlier start."""
 FEW_TILES = 66
 """Of 64x64: half an H200's SMs."""
 

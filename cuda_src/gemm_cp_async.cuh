@@ -85,6 +85,8 @@ struct GemmCpAsync : Gemm<SPEC, CONFIG> {
             }
             k = schedule.k_begin;
         }
+        // Nothing to drain: no peer multicasts into this CTA, and its own consumers leave when they have waited for all
+        // that was loaded or copied.
     }
 
     // Does what the epilogue says to a consumer's rows of COLUMNS columns, and stores them, except from column `end` on.
@@ -124,7 +126,7 @@ struct GemmCpAsync : Gemm<SPEC, CONFIG> {
         RingPosition ring;
         uint32_t previous = 0;
         __syncwarp();
-        barrier_sync(READY, THREADS);
+        barrier_sync(READY, THREADS);  // the barriers exist
         // What TMA would have signalled. The producer comes to these slots when they have been let go, and a consumer
         // waits for them when it has passed the barrier below.
         if (threadIdx.x < copied) mbarrier_arrive(&shared.full[threadIdx.x]);

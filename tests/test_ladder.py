@@ -61,6 +61,19 @@ def test_dependent_launches_are_for_no_bundle(tmp_path: Path) -> None:
     assert "--dependent with --bundle" in result.stderr
 
 
+def test_sooner_stands_beside_what_was_best(tmp_path: Path) -> None:
+    result = CliRunner().invoke(ladder.main, ["grid_sample", "--sooner", "-o", str(tmp_path / "o.json")])
+    assert result.exit_code == 2
+    assert "--sooner without --after" in result.stderr
+    known = ladder.bests([RESULTS / "grid_sample.json"])
+    for problem in SUITES[ladder.GUESSED].problems[::9]:
+        found = ladder.steps_of(ladder.GUESSED, problem, known, is_sooner=True)
+        tried = [config for config in found.values() if config not in ladder.relatives(problem, known, 3)]
+        assert len(found) - len(tried) == ladder.BEST_BEFORE
+        assert all(config.cp_async_stages for config in tried)
+        assert all(illegal_reason(config, KernelSpec.of(problem), H200) is None for config in tried)
+
+
 def test_relatives_are_what_was_best_nearby(tmp_path: Path) -> None:
     relatives = ladder.relatives
     known = ladder.bests([RESULTS / "grid_sample.json", _survey(tmp_path)])

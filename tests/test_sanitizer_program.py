@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench import sanitizer
+from cupygemm.config import KernelSpec
+from cupygemm.kernels import kernel_source
+from tests.gpu.protocol import fitting
 
 BANNER = "========= COMPUTE-SANITIZER"
 FINDING = "========= Invalid __global__ read of size 16 bytes"
@@ -54,6 +57,14 @@ def test_what_was_found_until_time_was_out_is_told(tmp_path: Path, monkeypatch: 
 def test_short_output_is_told_whole(count: int) -> None:
     said = "\n".join(f"========= line {index}" for index in range(count))
     assert sanitizer.excerpt(said) == said
+
+
+def test_every_kernel_that_is_launched_is_watched() -> None:
+    watched = sanitizer.own_kernels()
+    for name, config, problem in sanitizer.cases():
+        kernel = kernel_source.name_expression(KernelSpec.of(problem), fitting(config, problem))
+        assert any(each in kernel for each in watched), name
+    assert {"gemm_kernel", "gemm_cp_async_kernel", "gemm_cp_async_cluster_kernel", "pack_kernel"} < set(watched)
 
 
 def test_no_tool_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

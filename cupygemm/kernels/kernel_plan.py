@@ -252,7 +252,11 @@ class Plan:
         return map_a, map_b, map_out, arguments
 
     def _out_map(self, out: Any) -> TensorMap:
-        """The descriptor with which TMA stores the result; none where it is stored from registers."""
+        """The descriptor with which TMA stores the result; none where it is stored from registers.
+
+        With `cp_async_stages` warps store what they staged and read no descriptor: then its checks of the address and
+        the strides are what is wanted, which pieces of 16 bytes need as well.
+        """
         problem, dtype = self.problem, self.kernel.compiled.spec.out_dtype
         shape = problem.matrix(problem.m, problem.n)
         by_tma = self.kernel.compiled.config.store_stages > 0

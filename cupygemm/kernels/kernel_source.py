@@ -150,12 +150,14 @@ def config_literal(config: KernelConfig) -> str:
 
 def name_expression(spec: KernelSpec, config: KernelConfig) -> str:
     """The template instance that is the kernel's entry."""
-    cluster = "_cluster" if config.cluster_size > 1 else ""
-    if config.cp_async_stages:
-        entry, further = f"gemm_cp_async{cluster}_kernel", f", {config.cp_async_stages}"
-    else:
-        entry, further = f"gemm{cluster}_kernel", ""
-    return f"{entry}<{spec_literal(spec)}, {config_literal(config)}{further}>"
+    further = f", {config.cp_async_stages}" if config.cp_async_stages else ""
+    return f"{entry_of(config)}<{spec_literal(spec)}, {config_literal(config)}{further}>"
+
+
+def entry_of(config: KernelConfig) -> str:
+    """The name of the template, which is part of the kernel's own."""
+    family = "gemm_cp_async" if config.cp_async_stages else "gemm"
+    return f"{family}_cluster_kernel" if config.cluster_size > 1 else f"{family}_kernel"
 
 
 def _epilogue_literal(text: str) -> str:

@@ -101,6 +101,30 @@ def refusal(program: str, headers: dict[str, str] | None = None) -> str | None:
     return None
 
 
+COPYING = KernelConfig(128, 128, 64, 4, 2, False, 1, 1, False, 8, 40, 1, 1, cp_async_stages=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cp_async_stages": 5},
+        {"cluster_m": 2},
+        {"ping_pong": True, "block_m": 64},
+        {"consumers": 3, "block_m": 192},
+        {"wait_depth": 0},
+        {"store_stages": 2},
+        {"block_m": 256, "block_n": 144, "stages": 2},
+    ],
+)
+def test_what_copies_is_refused_by_both_sides(changes: dict[str, int]) -> None:
+    spec, config = KernelSpec.of(Problem(64, 64, 64)), COPYING.swapped(**changes)
+    instance = f"GemmCpAsync<{spec_literal(spec)}, {config_literal(config)}, {config.cp_async_stages}>"
+    program = f'#include "gemm_cp_async.cuh"\nstatic_assert({instance}::THREADS == {config.threads});\n'
+    refused = refusal(program, compiler.sources(spec, config))
+    assert (refused is None) is (illegal_reason(config, spec, H200) is None) is (changes == {})
+
+
 def test_legal_pairs_are_accepted() -> None:
     pairs = draw(300, legal=True, seed=1)
     lines = [f"template struct Legal<{spec_literal(spec)}, {config_literal(config)}>;" for spec, config in pairs]

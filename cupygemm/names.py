@@ -35,7 +35,7 @@ of requests that the L2 answers."""
 L2_WEIGHT = 0.02
 SPILL_WEIGHT = 0.05
 
-CORE, WIDE = SUBSPACES = ("core", "wide")
+CORE, WIDE, SMALL = SUBSPACES = ("core", "wide", "small")
 """What `cupygemm record` can measure whole."""
 TABLE_SUFFIX = ".jsonl.gz"
 """How the name of a recorded table ends."""

@@ -12,7 +12,6 @@ from cupygemm.atomic import check_writable, naming
 from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig
 from cupygemm.errors import BundleError
-from cupygemm.kernels.kernel_source import source_digest
 from cupygemm.measurement import Record
 from cupygemm.problem import Problem
 from cupygemm.search.target import Target
@@ -91,11 +90,7 @@ class BundleFile:
     def _gives_way(self, bundle: Bundle, before: Entry) -> bool:
         """Whether an entry's times are of other kernel sources than those that were measured now, on a GPU."""
         measured_now = self._target.recorded is None
-        return measured_now and bundle.outdated(before, self._digest(before.config)) is not None
-
-    def _digest(self, config: KernelConfig) -> str:
-        """Of the sources of a config's kernel: the target's, but for those that have another page."""
-        return source_digest(config) if config.cp_async_stages else self._target.source_digest
+        return measured_now and bundle.outdated(before, self._target.source_digest_of(before.config)) is not None
 
     def _read(self) -> Bundle | None:
         """What the new entry joins; None where there is no file."""
@@ -123,8 +118,7 @@ class BundleFile:
 
     def _origin(self, config: KernelConfig) -> dict[str, str]:
         """What the target's provenance does not say of a config that has a page of its own."""
-        is_its_own = config.cp_async_stages and self._target.recorded is None
-        return {"source_digest": source_digest(config)} if is_its_own else {}
+        return {"source_digest": self._target.source_digest_of(config)} if config.cp_async_stages else {}
 
     def _cublaslt_us(self, best: Record) -> float | None:
         """The best cublasLt algorithm, at the clock of the config's rounds: it was timed with cuBLAS in others."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cupygemm.config import COMPILED_FIELDS, KernelConfig, KernelSpec, shared_bytes, stage_bytes
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.legality import Violation, compiled_violation, launch_violations
-from cupygemm.names import CORE, WIDE
+from cupygemm.names import CORE, SMALL, WIDE
 from cupygemm.problem import Problem
 from cupygemm.search.space import Knob, SearchSpace, completed
 
@@ -125,6 +125,10 @@ def _is_shallow(config: KernelConfig, spec: KernelSpec) -> bool:
     return config.stages * stage_bytes(config, spec) < 96 * 1024
 
 
+def _is_shallow_beside_copies(config: KernelConfig, spec: KernelSpec) -> bool:
+    return config.stages * stage_bytes(config, spec) < (64 if config.cp_async_stages else 96) * 1024
+
+
 def _pairs_twice(config: KernelConfig, spec: KernelSpec) -> bool:
     return config.cluster_size > 2
 
@@ -192,6 +196,11 @@ RESTRICTIONS = {
             _wastes_consumers,
         ),
         Restriction("pipeline depth", "less than 96 KiB in flight does not cover the latency of memory", _is_shallow),
+        Restriction(
+            "depth beside copies",
+            "less than 96 KiB in flight does not cover the latency of memory, nor 64 where the first stages are copied",
+            _is_shallow_beside_copies,
+        ),
         Restriction("cluster pairs", "clusters of four are left to the full space, for length", _pairs_twice),
         Restriction("idle registers", "the consumers' registers do not change with the producer's", _registers_idle),
         Restriction(
@@ -287,5 +296,45 @@ _WIDE = SubSpace(
     ),
 )
 
-SUBSPACES = {subspace.name: subspace for subspace in (_CORE, _WIDE)}
+_SMALL = SubSpace(
+    name=SMALL,
+    knobs=completed(
+        (
+            Knob("block_m", (64, 128)),
+            Knob("block_n", (16, 32, 64, 128)),
+            Knob("block_k", (64, 128)),
+            Knob("stages", WIDE_STAGES),
+            Knob("consumers", (1, 2)),
+            Knob("split_n", (False,), ordered=False),
+            Knob("cluster_m", (1, 2)),
+            Knob("cluster_n", (1, 2)),
+            Knob("raster_along_n", (True,), ordered=False),
+            Knob("group", (1, 4)),
+            Knob("producer_registers", (40,)),
+            Knob("wait_depth", (1,)),
+            Knob("store_stages", (0, 1, 2)),
+            Knob("ping_pong", (False, True), ordered=False),
+            Knob("cluster_k", (1, 2, 3, 4, 8)),
+            Knob("l2_promotion", (128,)),
+            Knob("keep_a", (-1, 0)),
+            Knob("keep_b", (-1, 0)),
+            Knob("keep_out", (0,)),
+            Knob("prefetch", (0, 2, 12)),
+            Knob("cp_async_stages", (0, 1, 2, 4)),
+        )
+    ),
+    restrictions=tuple(
+        RESTRICTIONS[rule]
+        for rule in (
+            "consumers by rows",
+            "depth beside copies",
+            "clusters that pay",
+            "way out",
+            "long stages",
+            "departures at launch",
+        )
+    ),
+)
+
+SUBSPACES = {subspace.name: subspace for subspace in (_CORE, _WIDE, _SMALL)}
 """The sub-spaces that `cupygemm record` can measure whole, by name."""

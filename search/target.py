@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
+from cupygemm.kernels.kernel_source import source_digest
 from cupygemm.problem import Problem
 from cupygemm.search.recorded import find_table
 from cupygemm.search.replay import ReplayRunner
@@ -24,7 +26,7 @@ class Target:
         space: what may be tried there.
         device: the GPU the times are of.
         provenance: as `provenance.collect` gives it; the table's own on replay.
-        source_digest: of the kernel's sources that the times are of.
+        source_digest: of the sources of gemm.cuh that the times are of.
         baselines: `cublas_us`, `cublaslt_us` and so on.
         recorded: the table that is replayed; None on a GPU.
     """
@@ -36,6 +38,14 @@ class Target:
     source_digest: str
     baselines: dict[str, Any]
     recorded: Table | None = None
+
+    def source_digest_of(self, config: KernelConfig) -> str:
+        """Of the sources of a config's kernel that the times are of; "unknown" where a table does not say."""
+        if not config.cp_async_stages:
+            return self.source_digest
+        if self.recorded is None:
+            return source_digest(config)
+        return str(self.provenance.get("cp_async_source_digest") or "unknown")
 
 
 def replay_target(problem: Problem, tables: Traversable | None = None) -> Target:

@@ -12,6 +12,7 @@ import yaml
 from cupygemm.bundles.bundle import Bundle, SearchInfo
 from cupygemm.device import H200
 from cupygemm.errors import BundleError
+from cupygemm.kernels.kernel_source import source_digest
 from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.search import outcome
 from cupygemm.search.outcome import BundleFile
@@ -54,6 +55,21 @@ def test_an_entry_of_other_sources_gives_way_to_what_a_gpu_measures(tmp_path, ta
     assert on_gpu.add(result(target, 46.0), SEARCH).change == "kept"
     saved = Bundle.load(path)
     assert {entry.problem: saved.source_digest_of(entry) for entry in saved.entries} == {PROBLEM: "d2", SMALL: "d1"}
+
+
+@pytest.mark.parametrize(("provenance", "digest"), [({"cp_async_source_digest": "c1"}, "c1"), ({}, "unknown")])
+def test_a_config_that_copies_has_the_digest_of_its_own_page(tmp_path, target, provenance, digest):
+    config, row = next(iter(target.recorded.rows.items()))
+    copying = config.swapped(cp_async_stages=1)
+    recorded = replace(target.recorded, rows={config: row, copying: row})
+    path = tmp_path / "tuned.yaml"
+    best = replace(result(target, 40.0), config=copying)
+    BundleFile(path, replace(target, recorded=recorded, provenance=provenance)).add(best, SEARCH)
+    (entry,) = Bundle.load(path).entries
+    assert Bundle.load(path).source_digest_of(entry) == digest
+    on_gpu = replace(target, recorded=None)
+    assert on_gpu.source_digest_of(copying) == source_digest(copying) != source_digest(config)
+    assert on_gpu.source_digest_of(config) == target.source_digest
 
 
 def test_a_replay_replaces_entries_of_other_sources_only_if_it_is_better(tmp_path, target):

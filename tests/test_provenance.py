@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from cupygemm.config import KernelConfig
 from cupygemm.device import H200
 from cupygemm.errors import CompileError
 from cupygemm.kernels import compiler, driver
 from cupygemm.measuring import cublas, provenance, telemetry
 from cupygemm.measuring.provenance import collect
 
+COPYING = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, True, 1, 40, 1, 1, cp_async_stages=1)
 CONTRACT = {
     *("date", "commit", "dirty", "device", "driver", "cuda", "nvrtc", "cublas", "cupy", "python"),
     *("sm_clock_mhz", "power_w"),
@@ -42,10 +44,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_without_a_gpu_every_key_is_there() -> None:
     found = collect(None, "make test", commit="abc123")
-    assert set(found) == CONTRACT | {"source_digest", "command"}
+    assert set(found) == CONTRACT | {"source_digest", "cp_async_source_digest", "command"}
     nothing = {"device", "driver", "cuda", "cublas", "cupy", "sm_clock_mhz", "power_w"}
     assert {key for key in nothing if found[key] is not None} == set()
     assert found["source_digest"] == compiler.source_digest()
+    assert found["cp_async_source_digest"] == compiler.source_digest(COPYING)
     assert found["command"] == "make test"
     assert abs((datetime.now(UTC) - datetime.fromisoformat(found["date"])).total_seconds()) < 60
     json.dumps(found, allow_nan=False)

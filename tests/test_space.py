@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import ConfigError
 from cupygemm.legality import illegal_reason
+from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
 from cupygemm.search.space import FIELD_NAMES, FULL_KNOBS, Knob, SearchSpace
 from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES
@@ -216,6 +221,35 @@ BY_TURNS = {"block_m": 128, "consumers": 2, "ping_pong": True, "store_stages": 2
 )
 def test_the_best_known_of_each_class_are_in_the_wide_one(wide, changes):
     assert wide.is_legal(USUAL.swapped(**changes))
+
+
+@pytest.fixture(scope="module")
+def small() -> SearchSpace:
+    return SUBSPACES["small"].space(PROBLEM, H200)
+
+
+def test_the_subspace_of_small_products_has_a_useful_size(small):
+    assert 4000 <= small.size <= 5000
+    for knob in small.knobs:
+        assert {getattr(config, knob.name) for config in small.members} == set(knob.values), knob.name
+    assert 0.4 < sum(config.cp_async_stages > 0 for config in small.members) / small.size < 0.6
+
+
+def test_the_best_known_of_small_products_are_in_their_subspace(small):
+    rows = [row for name in SMALL_SUITES for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]]
+    best = {KernelConfig.from_dict(row["config"]) for row in rows if row["mode"] == ROTATED and is_small(row)}
+    assert len(best) > 5
+    assert any(config.cp_async_stages for config in best)
+    assert [config for config in best if not small.is_legal(config)] == []
+
+
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
+SMALL_SUITES = ("small", "splitk", "skinny")
+
+
+def is_small(row: Mapping[str, Any]) -> bool:
+    """Whether it is of a product for which the tables of small products stand."""
+    return row["kernel"] == "own" and row["layout"] == "nn" and max(row["m"], row["n"]) <= 4096
 
 
 @pytest.mark.parametrize("name", SUBSPACES)

@@ -81,6 +81,11 @@ def source_digest(config: KernelConfig | None = None) -> str:
     return _digest_with_generated(PAGE if config is None else page_of(config))
 
 
+def cp_async_source_digest() -> str:
+    """`source_digest` of the configs that have `cp_async_stages`."""
+    return _digest_with_generated(CP_ASYNC_PAGE)
+
+
 @cache
 def _digest_with_generated(page: str) -> str:
     return digest_of({**page_sources(page), WGMMA_HEADER: wgmma_header(_SAMPLE_SPEC, _SAMPLE_CONFIG)})

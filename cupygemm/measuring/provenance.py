@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cupygemm import settings
-from cupygemm.kernels import compiler, driver
+from cupygemm.kernels import compiler, driver, kernel_source
 from cupygemm.measuring import cublas, telemetry
 from cupygemm.measuring.telemetry import Reading
 
@@ -39,6 +39,7 @@ def collect(
         "nvrtc": compiler.nvrtc_version_if_any(),
         "python": platform.python_version(),
         "source_digest": compiler.source_digest(),
+        "cp_async_source_digest": kernel_source.cp_async_source_digest(),
         "command": shlex.join(sys.argv) if command is None else command,
     }
 

@@ -35,6 +35,9 @@ __all__ = [
 OPTIONS = ("-arch=sm_90a", "-std=c++20", "-default-device", "--ptxas-options=-v")
 """NVRTC's options. A cubin for sm_90a, not PTX: an NVRTC newer than the driver makes PTX that the driver refuses."""
 
+NO_CACHE, FIRST_WITH_CACHE = "--no-cache", (12, 9)
+"""Where there is a driver, NVRTC keeps what it made since 12.9, in the cache of CUDA: what is found there has no log."""
+
 OLDEST_NVRTC = (12, 4)
 """The oldest that the tests compile with."""
 
@@ -206,18 +209,21 @@ def compile_program(
         CompileError: NVRTC is missing, too old or refused the source; `log` has its words.
     """
     nvrtc = _nvrtc()
-    if tuple(map(int, nvrtc_version().split("."))) < OLDEST_NVRTC:
+    version = tuple(map(int, nvrtc_version().split(".")))
+    if version < OLDEST_NVRTC:
         raise CompileError(_too_old(nvrtc_version()))
     texts = [text.encode() for text in headers.values()]
     names = [name.encode() for name in headers]
     handle = _checked(nvrtc, nvrtc.nvrtcCreateProgram(program.encode(), b"gemm.cu", len(texts), texts, names))[0]
     try:
         _checked(nvrtc, nvrtc.nvrtcAddNameExpression(handle, name_expression.encode()))
-        options = [option.encode() for option in OPTIONS]
+        options = [option.encode() for option in (*OPTIONS, *[NO_CACHE] * (version >= FIRST_WITH_CACHE))]
         (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), options)
         log = _text(nvrtc, handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"NVRTC refused the kernel: {_first_error(log)}", log)
+        if not _REGISTERS.search(log):
+            raise CompileError(f"NVRTC {nvrtc_version()} does not say how many registers the kernel has", log)
         lowered = _checked(nvrtc, nvrtc.nvrtcGetLoweredName(handle, name_expression.encode()))[0].decode()
         cubin = _text(nvrtc, handle, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
     finally:
@@ -272,7 +278,9 @@ def _read_entry(entry: Path) -> CompiledPage | None:
     try:
         description = json.loads(entry.with_suffix(".json").read_bytes())
         cubin = entry.with_suffix(".cubin").read_bytes()
-        if hashlib.sha256(cubin).hexdigest() != description["cubin_sha256"]:
+        if hashlib.sha256(cubin).hexdigest() != description["cubin_sha256"] or not _REGISTERS.search(
+            description["log"]
+        ):
             return None
         return CompiledPage(entry.with_suffix(".cubin"), description["lowered_name"], description["log"])
     except (OSError, ValueError, KeyError, TypeError):

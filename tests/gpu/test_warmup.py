@@ -17,6 +17,7 @@ import pytest
 import cupygemm
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.choosing.dispatch import Dispatcher
+from cupygemm.config import KernelSpec
 from cupygemm.kernels import compiler, driver, pack_kernel
 from cupygemm.problem import Problem
 from cupygemm.runtime import api, product
@@ -177,6 +178,18 @@ def test_warmup_makes_first_calls_capturable() -> None:
         stream.synchronize()
     for problem in PROBLEMS:
         assert (outs[problem] == wanted[problem]).all(), str(problem)
+
+
+def test_a_kernel_compiled_for_another_cache_says_as_much_of_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """CUDA keeps what NVRTC made, without its log: a kernel found there would be of no register."""
+    spec = KernelSpec.of(Problem(96, 96, 96))
+    found = []
+    for name in ("one", "two"):
+        monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path / name))
+        found.append(compiler.compile_kernel(spec, SMALL).registers)
+    assert found[0] == found[1] > 0
 
 
 ODD = Problem(96, 96, 95)

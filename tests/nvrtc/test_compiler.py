@@ -95,7 +95,9 @@ def test_second_compile_is_read_from_the_cache(cache: Path, monkeypatch: pytest.
         compiler.compile_kernel(spec("bfloat16", "bfloat16"), SMALL)
 
 
-@pytest.mark.parametrize("damage", ["cubin cut", "description cut", "description of another file", "not a mapping"])
+@pytest.mark.parametrize(
+    "damage", ["cubin cut", "description cut", "description of another file", "no log", "not a mapping"]
+)
 def test_a_damaged_entry_is_compiled_anew(damage: str, cache: Path) -> None:
     whole = compiler.compile_kernel(spec(), SMALL)
     content, description = whole.cubin.read_bytes(), whole.cubin.with_suffix(".json")
@@ -103,6 +105,8 @@ def test_a_damaged_entry_is_compiled_anew(damage: str, cache: Path) -> None:
         whole.cubin.write_bytes(content[:-100])
     elif damage == "description cut":
         description.write_text(description.read_text()[:40])
+    elif damage == "no log":
+        description.write_text(json.dumps({**json.loads(description.read_text()), "log": ""}))
     elif damage == "not a mapping":
         description.write_text("[1, 2]")
     else:
@@ -110,6 +114,16 @@ def test_a_damaged_entry_is_compiled_anew(damage: str, cache: Path) -> None:
     again = compiler.compile_kernel(spec(), SMALL)
     assert again == whole
     assert again.cubin.read_bytes() == content
+
+
+def test_a_kernel_of_which_nothing_is_said_is_refused_and_not_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = tuple(option for option in compiler.OPTIONS if not option.startswith("--ptxas"))
+    monkeypatch.setattr(compiler, "OPTIONS", silent)
+    with pytest.raises(CompileError, match="does not say how many registers"):
+        compiler.compile_kernel(spec(), SMALL)
+    assert not list((cache / "kernels").glob("*"))
 
 
 def test_key_depends_on_all_that_decides_the_cubin(monkeypatch: pytest.MonkeyPatch) -> None:

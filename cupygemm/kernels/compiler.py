@@ -36,7 +36,7 @@ OPTIONS = ("-arch=sm_90a", "-std=c++20", "-default-device", "--ptxas-options=-v"
 """NVRTC's options. A cubin for sm_90a, not PTX: an NVRTC newer than the driver makes PTX that the driver refuses."""
 
 NO_CACHE, FIRST_WITH_CACHE = "--no-cache", (12, 9)
-"""Where there is a driver, NVRTC keeps what it made since 12.9, in the cache of CUDA: what is found there has no log."""
+"""Where there is a driver, NVRTC 12.9 and later keeps what it made in CUDA's cache: what is found there has no log."""
 
 OLDEST_NVRTC = (12, 4)
 """The oldest that the tests compile with."""

@@ -103,7 +103,7 @@ def main(
         for problem in SUITES[suite].problems
         if (not shapes or problem.shape in shapes) and dtype in (None, problem.a_dtype)
     ]
-    # What cannot be compiled, `_ready` meets again, and says so.
+    # What cannot be compiled, `ready` meets again, and says so.
     compile_ahead((KernelSpec.of(problem), config) for problem, steps, _ in plan for config in steps.values())
     command = command_line("bench.ladder")
     facts = provenance.collect(0, command, commit)
@@ -113,12 +113,12 @@ def main(
         for problem, steps, most in plan:
             found: dict[str, list[dict[str, Any]]] = {}
             bench = Bench(problem)
-            launches, errors = _ready(bench, steps, dependent, failures)
+            launches, errors = ready(bench, steps, dependent, failures)
             tried = len(launches)
             if most is not None:
                 launches = fastest(bench, launches, most)
             for mode in (ROTATED, SUSTAINED) if sustained else (ROTATED,):
-                for row in _measure(bench, steps, launches, errors, mode, dependent):
+                for row in measured(bench, steps, launches, errors, mode, dependent):
                     found.setdefault(row["step"], []).append(row)
                     click.echo(f"{problem} {mode} {row['step']}: {over_cublas(row):.3f} of cuBLAS")
             best = max(found.values(), key=lambda each: prod(map(over_cublas, each)), default=[])
@@ -177,7 +177,7 @@ def legal_steps(problem: Problem, steps: Steps) -> Steps:
     return found
 
 
-def _ready(
+def ready(
     bench: Bench, steps: Mapping[str, KernelConfig], dependent: bool, failures: list[dict[str, Any]]
 ) -> tuple[dict[str, Launch], dict[str, float]]:
     """What each step launches, and its error against float64; steps that do not run become failures.
@@ -203,7 +203,7 @@ def _ready(
     return launches, errors
 
 
-def _measure(
+def measured(
     bench: Bench,
     steps: Mapping[str, KernelConfig],
     launches: Mapping[str, Launch],

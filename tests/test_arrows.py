@@ -94,7 +94,7 @@ ARROWS = {
     "forecast": "errors fitting forecast_features trees",
     "forecast_features": "estimate",
     "unseen": "forecast kernel_source settings",
-    "gpu_lock": "settings telemetry",
+    "gpu_lock": "atomic kernel_cache telemetry",
     "gapless": "copies stacks",
     "graphs": "driver operands",
     "in_force": "bundle settings",

@@ -283,8 +283,9 @@ def test_in_a_capture_it_is_refused(gpu: FakeGpu) -> None:
 
 def test_a_cache_that_cannot_be_written_is_found_out_before(gpu: FakeGpu, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
-    with pytest.raises(OSError, match="cache"):
+    with pytest.raises(OSError, match="CUPYGEMM_CACHE_DIR names another folder") as caught:
         cupygemm.warmup(bundle_of(PROBLEM))
+    assert caught.value.filename == str(tmp_path / "cache" / "kernels")
     assert gpu.compiled == []
 
 

@@ -16,7 +16,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from cupygemm import __version__, settings
-from cupygemm.atomic import check_writable
+from cupygemm.atomic import check_folder
 from cupygemm.bundles.bundle import gpu_words
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
@@ -253,7 +253,7 @@ def _check_clocks(index: int) -> Check:
 
 def _check_folder(name: str, folder: Path, variable: str) -> Iterator[Check]:
     try:
-        check_writable(folder / "file")
+        check_folder(folder)
     except OSError as error:
         found = f"{folder} cannot be written: {error.strerror}"
         yield Check(name, State.PROBLEM, found, f"name another with {variable}")

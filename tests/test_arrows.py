@@ -170,7 +170,7 @@ ARROWS = {
     "search.target": "search.recorded search.replay search.runner",
     "search.traffic": "device measurement",
     "search.transfer": "search.ppo search.transfer_options search.weights",
-    "search.transfer_options": "",
+    "search.transfer_options": "names",
     "search.transfer_training": "search.replay search.rewards search.transfer",
     "search.tune": "search.interruption search.runner search.strategies",
     "search.weights": "atomic search.features search.space",

@@ -180,7 +180,7 @@ ARROWS = {
     "suites": "problem",
     "telemetry": "driver",
     "tensor_map": "config",
-    "terms": "epilogue fallback placement stacks",
+    "terms": "epilogue fallback placement stacks text",
     "text": "",
     "timing": "measurement telemetry",
     "transfer_report": "blocks",

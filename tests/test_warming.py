@@ -267,6 +267,8 @@ def test_what_makes_no_sense_is_an_error(tmp_path: Path) -> None:
         cupygemm.warmup(threads=0)
     with pytest.raises(ProblemError, match=r"'64x64x64' is no Problem: write cupygemm\.Problem"):
         cupygemm.warmup(problems=["64x64x64"])  # type: ignore[list-item]
+    with pytest.raises(ProblemError, match=r"problems is one Problem, .*: give a list"):
+        cupygemm.warmup(problems=PROBLEM)  # type: ignore[arg-type]
     with pytest.raises(BundleError, match=r"warmup\(7\): give a Bundle or the path of one"):
         cupygemm.warmup(7)  # type: ignore[arg-type]
     with pytest.raises(BundleError, match=r"none\.yaml: No such file"):

@@ -185,6 +185,8 @@ def _choose(
 
 
 def _checked(problems: Iterable[Problem]) -> list[Problem]:
+    if isinstance(problems, Problem):
+        raise ProblemError(f"problems is one Problem, {problems}: give a list of them, [problem]")
     found = list(dict.fromkeys(problems))
     for problem in found:
         if not isinstance(problem, Problem):

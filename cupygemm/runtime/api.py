@@ -180,7 +180,7 @@ def explain(
         LaunchError: CuPy is not installed.
     """
     terms = read_terms(bias, activation, residual, alpha, beta, out_dtype)
-    with _device_of(a, b):
+    with _device_of(a, b, "; the command `cupygemm explain MxNxK` answers without a GPU and without arrays"):
         given, left = _usual(out, options)
         return decide(_dispatcher, a, b, given, left, terms).choice
 
@@ -246,14 +246,14 @@ class use:
         self.undo()
 
 
-def _device_of(a: Any, b: Any) -> AbstractContextManager[Any]:
-    """Makes the operands' device current, if they have one and the same."""
+def _device_of(a: Any, b: Any, instead: str = "") -> AbstractContextManager[Any]:
+    """Makes the operands' device current, if they have one and the same; `instead` is told where CuPy is missing."""
     try:
         ndarray = driver.cupy().ndarray
     except LaunchError as error:
         # Where CuPy is missing, what came instead of its arrays is worth a word.
         raise LaunchError(
-            f"{error}; the operands are {type_name(a)} and {type_name(b)}, CuPy arrays are needed"
+            f"{error}; the operands are {type_name(a)} and {type_name(b)}, CuPy arrays are needed{instead}"
         ) from error
     if isinstance(a, ndarray) and isinstance(b, ndarray) and a.device == b.device:
         device: AbstractContextManager[Any] = a.device

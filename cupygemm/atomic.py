@@ -42,14 +42,32 @@ def check_writable(path: Path) -> None:
         OSError: the folder, or the nearest above it that exists, takes no files.
     """
     with naming(path):
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
-        tempfile.TemporaryFile(dir=folder).close()
+        _try(path.absolute().parent)
+
+
+def check_folder(folder: Path, remedy: str = "") -> None:
+    """Finds out now whether a folder, which may not exist yet, takes files; leaves nothing behind.
+
+    Args:
+        remedy: goes behind what the error says.
+
+    Raises:
+        OSError: it does not, or the nearest above it that exists takes none.
+    """
+    with naming(folder, remedy):
+        _try(folder.absolute())
+
+
+def _try(folder: Path) -> None:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    tempfile.TemporaryFile(dir=there).close()
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Lets an OSError inside name this file, and not a temporary one or a lock beside it."""
+def naming(path: Path, remedy: str = "") -> Iterator[None]:
+    """Lets an OSError inside name this file, and not a temporary one or a lock beside it, and say what to do."""
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        words = "; ".join(filter(None, (error.strerror or str(error), remedy)))
+        raise OSError(error.errno, words, str(path)) from error

@@ -35,6 +35,11 @@ of requests that the L2 answers."""
 L2_WEIGHT = 0.02
 SPILL_WEIGHT = 0.05
 
+FAMILIES = ("small", "splitk", "skinny", "square", "short_k")
+"""Of problems that are alike; `search/families.py` says which are."""
+UPDATES = 20
+"""Of PPO, after the imitation, where a policy is trained."""
+
 CORE, WIDE, SMALL = SUBSPACES = ("core", "wide", "small")
 """What `cupygemm record` can measure whole."""
 TABLE_SUFFIX = ".jsonl.gz"

@@ -13,6 +13,12 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
+def type_name(value: object) -> str:
+    """The type's name with its module: "numpy.ndarray", "list"; CuPy's arrays and NumPy's have the same without."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def one_line(error: Exception) -> str:
     """What an error says, in one line; one of the operating system leads with the file."""
     text = str(error)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from cupygemm.problem import Problem
 
-FAMILIES = ("small", "splitk", "skinny", "square", "short_k")
 FEW_ROWS = 128
 SMALL_RESULT = 1024 * 1024
 """Elements: about what one wave of tiles computes."""
 
 
 def family(problem: Problem) -> str:
-    """The family of a problem, by what bounds it.
+    """The family of a problem, one of `names.FAMILIES`, by what bounds it.
 
     "splitk": a small result of a K four times as long as its sides. "skinny": 128 rows or columns at most. "short_k":
     a large result of a K of a quarter of its sides at most. "small": about one wave of tiles. "square": the rest.

@@ -55,6 +55,8 @@ def find_table(problem: Problem, folder: Traversable | None = None) -> Table:
             different devices.
     """
     tables = recorded_tables(folder)
+    if not tables:
+        raise FileError(no_tables(folder))
     found = [table for table in tables if table.problem == problem]
     if not found:
         raise FileError(f"no recorded table of {problem}; recorded: {_words(table.problem for table in tables)}")
@@ -64,13 +66,19 @@ def find_table(problem: Problem, folder: Traversable | None = None) -> Table:
     return Table.read(found[0].path)
 
 
+def no_tables(folder: Traversable | None) -> str:
+    """What to say of a folder without a table."""
+    where = "the package" if folder is None else folder
+    return f"{where}: no recorded tables: names end in {TABLE_SUFFIX}, and `cupygemm record -o FOLDER` writes them"
+
+
 def _words(problems: Iterable[Problem]) -> str:
     """Problems, smallest first; where all are of one kind, that is said once."""
     ordered = sorted(set(problems), key=lambda problem: (problem.flops, problem))
     kinds = {str(problem).removeprefix(problem.shape) for problem in ordered if problem.batch == 1}
     if len(ordered) > 1 and len(kinds) == 1 and all(problem.batch == 1 for problem in ordered):
         return ", ".join(problem.shape for problem in ordered) + f", all{kinds.pop()}"
-    return ", ".join(map(str, ordered)) or "none"
+    return ", ".join(map(str, ordered))
 
 
 def file_name(problem: Problem, device: DeviceSpec) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cupygemm.names import UPDATES
+
 
 @dataclass(frozen=True)
 class TrainingOptions:
@@ -30,7 +32,7 @@ class TrainingOptions:
     cloning_rate: float = 1e-2
     weight_decay: float = 1e-2
     temperature: float = 0.1
-    updates: int = 20
+    updates: int = UPDATES
     draws: int = 16
     epochs: int = 4
     clip: float = 0.2

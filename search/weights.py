@@ -178,9 +178,10 @@ def _read_arrays(path: Traversable) -> dict[str, NDArray[Any]]:
     except FileError:
         raise
     except OSError as error:
-        raise FileError(f"{path}: {error.strerror or error}") from error
+        remedy = "name a file that is there: `cupygemm train -o FILE` writes one"
+        raise FileError(f"{path}: {error.strerror or error}; {remedy}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise FileError(f"{path}: no .npz of plain arrays: {error}") from error
+        raise FileError(f"{path}: no .npz of plain arrays, as `cupygemm train` writes it: {error}") from error
 
 
 def _header(packed: NDArray[Any]) -> dict[str, Any]:

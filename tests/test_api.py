@@ -41,8 +41,9 @@ def test_without_cupy_the_operands_are_named(monkeypatch, tmp_path, call, has_dr
     monkeypatch.setattr(driver, "cupy", driver.cupy.__wrapped__)
     with pytest.raises(
         LaunchError, match=r"CuPy is (not )?installed: .*; the operands are numpy\.ndarray and list, CuPy"
-    ):
+    ) as caught:
         call(np.ones((2, 2)), [[1.0]])
+    assert ("`cupygemm explain MxNxK` answers" in str(caught.value)) == (call is cupygemm.explain)
 
 
 def test_plan_and_explain_take_what_matmul_takes():

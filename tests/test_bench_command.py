@@ -27,6 +27,7 @@ from cupygemm.measuring.measuring_stream import stream
 from cupygemm.measuring.suites import SUITES
 from cupygemm.measuring.timing import QUICK
 from cupygemm.problem import Problem
+from tests.commands import failed
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 from tests.fake_products import SMALL, bundle_of, fresh_gpu
@@ -315,6 +316,14 @@ def test_wrong_usage_is_status_2(arguments: list[str], what: str) -> None:
     result = bench(*arguments)
     assert result.exit_code == 2
     assert what in result.stderr
+
+
+def test_without_a_gpu_it_is_said_what_needs_none(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(index: int) -> None:
+        raise LaunchError("this needs a GPU")
+
+    monkeypatch.setattr(bench_run.driver, "device_spec", missing)
+    failed(bench(TUNED.shape), "this needs a GPU; --from FILE shows what was measured elsewhere")
 
 
 def test_nothing_to_measure_is_said(gpu: FakeGpu) -> None:

@@ -194,6 +194,6 @@ def test_bundles_that_do_not_belong_together_are_not_merged(path, tmp_path):
     other, output = tmp_path / "other.yaml", tmp_path / "all.yaml"
     other.write_text(path.read_text())
     edit(other, "sm_count: 132", "sm_count: 114")
-    failed(bundle("merge", path, other, "-o", output), "another device")
+    failed(bundle("merge", path, other, "-o", output), "keep a bundle for each device")
     failed(bundle("merge", path, other, "-o", output), str(other))
     assert not output.exists()

@@ -52,7 +52,7 @@ class Machine:
         monkeypatch.setattr(doctor.driver, "KERNEL_MODULE", Path("/nowhere"))
         monkeypatch.setattr(driver, "cupy", self._cupy)
         monkeypatch.setattr(driver, "devices", lambda: tuple(range(len(self.gpus))))
-        monkeypatch.setattr(driver, "hopper_devices", lambda: [i for i, gpu in enumerate(self.gpus) if gpu.is_hopper])
+        monkeypatch.setattr(driver, "hopper_devices", self._hopper_devices)
         monkeypatch.setattr(driver, "device_spec", lambda index: self.gpus[index])
         monkeypatch.setattr(driver, "newest_cuda", lambda: self.newest_cuda)
         monkeypatch.setattr(telemetry, "driver_version", lambda: self.driver)
@@ -69,6 +69,10 @@ class Machine:
     def _cupy(self) -> Any:
         if self.cupy_error is not None:
             raise self.cupy_error
+
+    def _hopper_devices(self) -> list[int]:
+        self._cupy()
+        return [i for i, gpu in enumerate(self.gpus) if gpu.is_hopper]
 
     def _nvrtc_version(self) -> str:
         if self.nvrtc is None:
@@ -171,6 +175,10 @@ def test_a_machine_without_a_gpu_is_not_broken(examine: Examine) -> None:
             Machine(cupy_error=RuntimeError("libcudart is\nnot found")),
             *("CuPy", "problem", "cannot be imported: libcudart is not found", "install it anew"),
         ),
+        (
+            Machine(cupy_error=PermissionError(13, "Permission denied", "/home/.cupy")),
+            *("CuPy", "problem", "cannot be imported: /home/.cupy: Permission denied", "CUPY_CACHE_DIR"),
+        ),
         (replace(BARE, driver="580.1"), "CuPy", "problem", "not installed", "pip install '.[cu13]'"),
         (replace(BARE, driver="550.54.14"), "CuPy", "problem", "not installed", "pip install '.[cu12]'"),
         (Machine(bindings="12.9.1"), "cuda.bindings", "problem", "CuPy is for CUDA 13", "'cuda-bindings>=13,<14'"),
@@ -214,6 +222,11 @@ def test_what_a_check_dies_of_is_a_finding(examine: Examine, monkeypatch: pytest
     monkeypatch.setattr(settings, "cache_dir", fail)
     check = examine(Machine())["cache folder"]
     assert (check.state, check.found) == (State.PROBLEM, "RuntimeError: an ABI of its own")
+
+
+def test_a_cupy_that_cannot_be_imported_is_told_once(examine: Examine) -> None:
+    checks = examine(Machine(cupy_error=RuntimeError("libcudart is not found")))
+    assert [name for name, state in states(checks).items() if state == "problem"] == ["CuPy"]
 
 
 @pytest.mark.parametrize("variable", ["CUPYGEMM_CACHE_DIR", "CUPYGEMM_DATA_DIR"])

@@ -48,6 +48,16 @@ def test_the_driver_and_devices_are_asked_of_the_runtime(
     assert driver.devices.__wrapped__() == devices
 
 
+def test_a_folder_that_cupy_cannot_make_is_named_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(name: str) -> Any:
+        raise PermissionError(13, "Permission denied", "/home/.cupy")
+
+    monkeypatch.setattr(driver, "import_module", read_only)
+    with pytest.raises(PermissionError, match="CUPY_CACHE_DIR names another") as caught:
+        driver.cupy.__wrapped__()
+    assert caught.value.filename == "/home/.cupy"
+
+
 class NvmlError(Exception):
     """In place of pynvml's."""
 

@@ -1,4 +1,4 @@
-"""The examples of docs/drop-in.md about stacks and epilogues, run on a fake GPU."""
+"""Examples of the documents, run: of docs/drop-in.md on a fake GPU, and the strategy of docs/tuning.md on a table."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import ERF
 from tests.fake_products import bundle_of, fresh_gpu, plain
 
-PAGE = Path(__file__).parent.parent / "docs" / "drop-in.md"
+DOCS = Path(__file__).parent.parent / "docs"
 
 
-def example(heading: str) -> dict[str, Any]:
+def example(heading: str, page: str = "drop-in.md") -> dict[str, Any]:
     """The names that the example under a heading leaves."""
-    section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    section = (DOCS / page).read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
     (code,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
-    exec(compile(code, str(PAGE), "exec"), names)
+    exec(compile(code, page, "exec"), names)
     return names
 
 
@@ -68,3 +68,11 @@ def test_sums_stay_in_float32(gpu: FakeGpu) -> None:
     assert example("Epilogues")["accumulate"](total, a, b) is total
     np.testing.assert_allclose(plain(total), wanted, rtol=1e-5, atol=1e-5)
     assert (len(gpu.launches), gpu.fallbacks) == (1, [])
+
+
+def test_a_strategy_of_ones_own_searches_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    names = example("Try a strategy of your own", "tuning.md")
+    assert len(names["result"].trials) == 50
+    best = min(trial.measurement.us for trial in names["result"].trials if trial.measurement.us is not None)
+    assert names["best"] == best >= names["target"].recorded.optimum_us
+    assert re.fullmatch(r"[\d.]+ µs, score -?[\d.]+\n", capsys.readouterr().out)

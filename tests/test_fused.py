@@ -126,9 +126,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "activation": ({"activation": "swish"}, ProblemError, "'swish': legal are None, none, relu, gelu, gelu_tanh, silu"),
     "beta alone": ({"beta": 0.5}, ProblemError, "no residual: residual=out"),
     "alpha": ({"alpha": "2"}, TypeError, "alpha is str"),
-    "alpha an array": ({"alpha": np.ones(3)}, TypeError, "alpha is ndarray"),
+    "alpha an array": ({"alpha": np.ones(3)}, TypeError, "alpha is numpy.ndarray"),
     "beta complex": ({"beta": 1j}, TypeError, "beta is complex"),
-    "a bias of NumPy's": ({"bias": np.zeros(N)}, TypeError, "bias is ndarray: with an epilogue it must be a CuPy"),
+    "a bias of NumPy's": ({"bias": np.zeros(N)}, TypeError, "bias is numpy.ndarray: with an epilogue it must be a"),
     "out_dtype": ({"out_dtype": "int32"}, TypeError, "out_dtype is int32"),
     "an option": ({"activation": "relu", "casting": "no"}, TypeError, "casting: options of cupy.matmul do not go"),
 }

@@ -25,3 +25,10 @@ def test_an_error_frees_it_too():
     with pytest.raises(ZeroDivisionError), holding_gpu(0):
         raise ZeroDivisionError
     take_gpu(0).release()
+
+
+def test_a_folder_that_takes_no_lock_is_named_with_the_variable(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path / "file" / "folder"))
+    with pytest.raises(OSError, match="CUPYGEMM_CACHE_DIR names another folder"):
+        take_gpu(0)

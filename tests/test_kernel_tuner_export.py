@@ -140,7 +140,7 @@ def test_a_table_is_named_by_its_file_or_its_problem(tables: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("table", "output", "status", "words"),
     [
-        ("nowhere.jsonl.gz", "cache.json", 1, "nowhere.jsonl.gz"),
+        ("nowhere.jsonl.gz", "cache.json", 1, "nowhere.jsonl.gz: no such file; `cupygemm record` writes tables"),
         (Problem(64, 64, 64).shape, "cache.json", 1, "no recorded table of 64x64x64"),
         (PROBLEM.shape, "cache.txt", 2, ".json"),
         ("table.csv", "cache.json", 2, "MxNxK"),

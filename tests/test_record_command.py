@@ -115,7 +115,7 @@ def test_record_without_cupy_says_so(gpu, tmp_path, monkeypatch):
 def test_record_finds_out_first_that_it_cannot_write(gpu, tmp_path):
     (tmp_path / "out").write_text("a file where the folder belongs")
     result = CliRunner().invoke(cli.main, ["record", PROBLEM.shape, "-o", str(tmp_path / "out" / "tables")])
-    failed(result, str(tmp_path / "out"))
+    failed(result, f"{tmp_path / 'out' / 'tables'}: ")
 
 
 def tune(tmp_path, *args: str):

@@ -209,6 +209,10 @@ def test_a_problem_without_a_table_names_those_with_one(path):
         find_table(SMALL, path.parent)
     with pytest.raises(FileError, match="no such folder of recorded tables"):
         find_table(SMALL, path.parent / "nowhere")
+    empty = path.parent / "empty"
+    empty.mkdir()
+    with pytest.raises(FileError, match=r"empty: no recorded tables: names end in \.jsonl\.gz"):
+        find_table(SMALL, empty)
 
 
 def test_two_tables_of_one_problem_are_refused(path, toy_table):

@@ -23,9 +23,10 @@ from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import ConfigError, FileError
 from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement, Status
+from cupygemm.names import FAMILIES
 from cupygemm.problem import Problem
 from cupygemm.reports.report import render_transfer
-from cupygemm.search.families import FAMILIES, family
+from cupygemm.search.families import family
 from cupygemm.search.features import BEHIND, FEATURES, features
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.strategies import StrategyContext, guided, make_strategy
@@ -36,7 +37,7 @@ from cupygemm.search.transfer import Batch, Drawn, ScoreNet, create, log_probs, 
 from cupygemm.search.transfer_options import RefitOptions, TrainingOptions
 from cupygemm.search.transfer_training import train
 from cupygemm.search.weights import SCHEMA, PolicyWeights, shipped_weights
-from tests.commands import SMALL
+from tests.commands import SMALL, failed
 
 QUICK = TrainingOptions(hidden=8, cloning_steps=300, updates=3, kept=64)
 OTHER = DeviceSpec("NVIDIA H100 PCIe", (9, 0), sm_count=114, shared_bytes=232448, l2_bytes=52428800, clock_mhz=1755)
@@ -374,8 +375,16 @@ def test_tune_refuses_a_policy_that_knows_the_answer(weights, tmp_path, run):
 
 def test_train_names_the_families(tables, tmp_path):
     done = CliRunner().invoke(cli.main, ["train", "--without", "round", "-o", str(tmp_path / "policy.npz")])
-    assert done.exit_code == 1
-    assert "families are small, splitk" in done.output
+    assert done.exit_code == 2
+    assert "'round' is not one of 'small', 'splitk'" in done.output
+
+
+def test_train_says_what_leaves_it_without_tables(tables, tmp_path):
+    (tmp_path / "empty").mkdir()
+    command = ["train", "-o", str(tmp_path / "policy.npz"), "--tables"]
+    failed(CliRunner().invoke(cli.main, [*command, str(tmp_path / "empty")]), "empty: no recorded tables")
+    left_out = ["--without", "square", "--without", "splitk"]
+    failed(CliRunner().invoke(cli.main, [*command, str(tables), *left_out]), "--without splitk leaves no table")
 
 
 def test_the_report_tells_medians_and_means_of_held_out_problems():

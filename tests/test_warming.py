@@ -267,6 +267,8 @@ def test_what_makes_no_sense_is_an_error(tmp_path: Path) -> None:
         cupygemm.warmup(threads=0)
     with pytest.raises(ProblemError, match=r"'64x64x64' is no Problem: write cupygemm\.Problem"):
         cupygemm.warmup(problems=["64x64x64"])  # type: ignore[list-item]
+    with pytest.raises(ProblemError, match=r"problems is one Problem, .*: give a list"):
+        cupygemm.warmup(problems=PROBLEM)  # type: ignore[arg-type]
     with pytest.raises(BundleError, match=r"warmup\(7\): give a Bundle or the path of one"):
         cupygemm.warmup(7)  # type: ignore[arg-type]
     with pytest.raises(BundleError, match=r"none\.yaml: No such file"):
@@ -283,8 +285,9 @@ def test_in_a_capture_it_is_refused(gpu: FakeGpu) -> None:
 
 def test_a_cache_that_cannot_be_written_is_found_out_before(gpu: FakeGpu, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
-    with pytest.raises(OSError, match="cache"):
+    with pytest.raises(OSError, match="CUPYGEMM_CACHE_DIR names another folder") as caught:
         cupygemm.warmup(bundle_of(PROBLEM))
+    assert caught.value.filename == str(tmp_path / "cache" / "kernels")
     assert gpu.compiled == []
 
 

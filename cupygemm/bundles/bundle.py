@@ -273,7 +273,8 @@ class Bundle(_Strict):
         difference = self.device.difference(other.device)
         if difference is not None:
             raise BundleError(
-                f"entries of another device do not belong in a bundle of {self.device.name}: {difference}"
+                f"entries of {other.device.name} do not belong in a bundle of {self.device.name}: {difference}; keep a "
+                "bundle for each device"
             )
         mixed = self.tool.source_digest != other.tool.source_digest
         found = [entry for bundle in (self, other) for entry in (bundle._traced() if mixed else bundle.entries)]

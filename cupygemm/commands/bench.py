@@ -69,7 +69,8 @@ def bench_command(
     list_suites: bool,
     **options: Any,
 ) -> None:
-    """Measure a suite, shapes or all problems of a bundle against cuBLAS and the best cublasLt algorithm."""
+    """Measure a suite or shapes, and without either all problems of the bundle or those in force, against cuBLAS and
+    the best cublasLt algorithm."""
     if list_suites:
         for line in _read_targets(suites.listing, targets):
             click.echo(line)

@@ -15,6 +15,7 @@ from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.commands.bench_view import Row, make_view
 from cupygemm.commands.view import View
 from cupygemm.errors import CupygemmError, LaunchError
+from cupygemm.kernels import driver
 from cupygemm.measuring import provenance
 from cupygemm.measuring.benchmark import benchmark
 from cupygemm.measuring.gpu_lock import holding_gpu
@@ -69,6 +70,7 @@ def run_bench(request: BenchRequest) -> None:
     problems = request.problems or tuple(tuned)
     if not problems:
         raise click.UsageError("nothing to measure: name a suite or shapes, or a bundle with entries")
+    _check_device(request.device)
     sheet = _Sheet(request)
     view = make_view(click.echo, len(problems) * len(request.modes))
     with holding_gpu(request.device), view.running():
@@ -107,6 +109,13 @@ def _check_outputs(request: BenchRequest) -> None:
             check_writable(path)
     if request.plot is not None:
         plot.check(request.plot)
+
+
+def _check_device(index: int) -> None:
+    try:
+        driver.device_spec(index)
+    except LaunchError as error:
+        raise LaunchError(f"{error}; --from FILE shows what was measured elsewhere") from error
 
 
 class _Sheet:

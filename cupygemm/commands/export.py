@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from cupygemm.commands.options import FOLDER, PATH, TABLES_HELP, ProblemOf, shape_options
+from cupygemm.errors import FileError
 from cupygemm.names import TABLE_SUFFIX
 from cupygemm.text import count
 
@@ -27,6 +28,8 @@ def export_kernel_tuner(table: str, problem_of: ProblemOf, tables: Path | None, 
         raise click.BadParameter(f"{output}: Kernel Tuner reads names that end in .json", param_hint="--output")
     path = Path(table)
     problem = None if path.name.endswith(TABLE_SUFFIX) else problem_of(table)
+    if problem is None and not path.exists():
+        raise FileError(f"{path}: no such file; `cupygemm record` writes tables, and the package's go by their MxNxK")
     from cupygemm.search.kernel_tuner_export import export
     from cupygemm.search.recorded import find_table
     from cupygemm.search.table import Table

@@ -38,6 +38,7 @@ PATH = _NamedPath(dir_okay=False, path_type=Path)
 FOLDER = _NamedPath(file_okay=False, path_type=Path)
 
 TABLES_HELP = "Folder of recorded tables. Default: those of the package."
+L2_TERM_HELP = "What the L2 term is: compulsory over actual bytes of device memory, or the L2's hit rate."
 STORE_HELP = "SQLite file that trials go to. Default: one in the user's data folder"
 
 _SHAPE_OPTIONS = (

@@ -22,7 +22,13 @@ from cupygemm.names import SUBSPACES, WIDE
 @click.command("record")
 @click.argument("shapes", metavar="MxNxK...", nargs=-1, required=True)
 @shape_options
-@click.option("--subspace", type=click.Choice(SUBSPACES), default=WIDE, show_default=True)
+@click.option(
+    "--subspace",
+    type=click.Choice(SUBSPACES),
+    default=WIDE,
+    show_default=True,
+    help="What is measured; docs/tuning.md says what each has. The package's tables are of wide.",
+)
 @gpu_option
 @click.option("-o", "--output", "folder", type=FOLDER, required=True, help="Folder to write the tables in.")
 @commit_option

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from cupygemm.atomic import check_writable
+from cupygemm.atomic import check_folder, check_writable
 from cupygemm.commands.tune_view import STOPPED, counts
 from cupygemm.errors import LaunchError
 from cupygemm.measurement import Record
@@ -58,9 +58,9 @@ def run_record(request: RecordRequest) -> None:
         CupygemmError: it could not be done, or not to the end; what was measured is in the store.
         OSError: a file cannot be written, which is found out before anything is measured.
     """
-    for path in (request.folder / "table", request.report):
-        if path is not None:
-            check_writable(path)
+    check_folder(request.folder)
+    if request.report is not None:
+        check_writable(request.report)
     runner = open_gpu(request.device)
     try:
         tables = _measure(request, runner)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from cupygemm.atomic import check_writable
-from cupygemm.errors import ConfigError
-from cupygemm.search.families import FAMILIES, family
-from cupygemm.search.recorded import recorded_tables
+from cupygemm.errors import ConfigError, FileError
+from cupygemm.search.families import family
+from cupygemm.search.recorded import no_tables, recorded_tables
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.table import Table
 from cupygemm.search.transfer_options import TrainingOptions
@@ -27,7 +27,7 @@ class TrainRequest:
         tables: folder of recorded tables; None for those of the package.
         families: of problems, that are left out.
         seed: of the training.
-        updates: of PPO; None for the default.
+        updates: of PPO.
         rewards: what PPO maximises.
         output: file of the weights.
     """
@@ -35,7 +35,7 @@ class TrainRequest:
     tables: Path | None
     families: tuple[str, ...]
     seed: int
-    updates: int | None
+    updates: int
     rewards: RewardWeights
     output: Path
 
@@ -47,14 +47,14 @@ def run_train(request: TrainRequest) -> None:
         CupygemmError: there is nothing to train on, or a table cannot be read.
         OSError: the file cannot be written, which is found out first.
     """
-    unknown = [name for name in request.families if name not in FAMILIES]
-    if unknown:
-        raise ConfigError(f"--without {unknown[0]}: families are {', '.join(FAMILIES)}")
     check_writable(request.output)
-    recorded = [each for each in recorded_tables(request.tables) if family(each.problem) not in request.families]
-    options = TrainingOptions()
-    if request.updates is not None:
-        options = replace(options, updates=request.updates)
+    found = recorded_tables(request.tables)
+    if not found:
+        raise FileError(no_tables(request.tables))
+    recorded = [each for each in found if family(each.problem) not in request.families]
+    if not recorded:
+        raise ConfigError(f"nothing to train on: --without {' --without '.join(request.families)} leaves no table")
+    options = TrainingOptions(updates=request.updates)
     started = time.monotonic()
     tables = [Table.read(each.path) for each in recorded]
     weights = train(tables, options, request.seed, request.rewards, click.echo)

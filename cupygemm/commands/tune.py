@@ -8,6 +8,7 @@ import click
 
 from cupygemm.commands.options import (
     FOLDER,
+    L2_TERM_HELP,
     PATH,
     STORE_HELP,
     TABLES_HELP,
@@ -39,7 +40,6 @@ _COLD_HELP = "Begin at random, not with the best configs of recorded problems or
 _POLICY_HELP = "Weights that `cupygemm train` wrote. Default: the package's, unless they know what is replayed."
 _L2_WEIGHT_HELP = "Of the L2 term in the reward that ppo and hybrid learn from."
 _SPILL_WEIGHT_HELP = "Of the spill term in it."
-_L2_TERM_HELP = "What the L2 term is: compulsory over actual bytes of device memory, or the L2's hit rate."
 _COUNTERS_HELP = "Count the L2's figures with Nsight Compute, some seconds a batch; they are modelled otherwise."
 
 _WEIGHT = click.FloatRange(min=0)
@@ -61,7 +61,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--cold", is_flag=True, help=_COLD_HELP)
 @click.option("--l2-weight", type=_WEIGHT, default=L2_WEIGHT, show_default=True, help=_L2_WEIGHT_HELP)
 @click.option("--spill-weight", type=_WEIGHT, default=SPILL_WEIGHT, show_default=True, help=_SPILL_WEIGHT_HELP)
-@click.option("--l2-term", type=click.Choice(L2_TERMS), default=L2_TERMS[0], show_default=True, help=_L2_TERM_HELP)
+@click.option("--l2-term", type=click.Choice(L2_TERMS), default=L2_TERMS[0], show_default=True, help=L2_TERM_HELP)
 @click.option("--counters", is_flag=True, help=_COUNTERS_HELP)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.pass_context

@@ -27,6 +27,7 @@ def cupy() -> ModuleType:
 
     Raises:
         LaunchError: CuPy is not installed; where there is no driver either, that is said first.
+        OSError: CuPy, which makes the folder of its own kernels as it is imported, cannot make it.
     """
     try:
         return import_module("cupy")
@@ -34,6 +35,11 @@ def cupy() -> ModuleType:
         if not KERNEL_MODULE.exists():
             raise LaunchError("no NVIDIA driver is loaded here, and no CuPy is installed: this needs a GPU") from error
         raise LaunchError(not_installed("CuPy", "cu13")) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        why = f"{error.strerror}: CuPy cannot be imported without this folder; CUPY_CACHE_DIR names another"
+        raise OSError(error.errno, why, error.filename) from error
 
 
 @cache

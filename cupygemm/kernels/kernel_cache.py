@@ -9,6 +9,9 @@ from cupygemm import settings
 _SUFFIXES = (".json", ".cubin")
 """The description first: a cubin without one is no entry, so that nothing half-deleted is ever read."""
 
+ELSEWHERE = "CUPYGEMM_CACHE_DIR names another folder"
+"""What to do where it cannot be written."""
+
 
 def folder() -> Path:
     """Where the entries are; it may not exist yet."""

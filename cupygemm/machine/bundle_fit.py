@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cupygemm import settings
 from cupygemm.bundles.bundle import Bundle, gpu_words
 from cupygemm.bundles.bundle_check import findings
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.choosing.forecast import shipped_forecast
+from cupygemm.device import DeviceSpec
 from cupygemm.errors import BundleError, SettingError
-from cupygemm.kernels import compiler, driver
+from cupygemm.kernels import compiler
 from cupygemm.machine.checks import Check, State
 from cupygemm.text import count, one_line
 
 
-def check_bundles() -> Iterator[Check]:
-    """The bundle that CUPYGEMM_BUNDLE names, and the shipped one."""
-    yield from _check_named()
+def check_bundles(specs: Sequence[DeviceSpec]) -> Iterator[Check]:
+    """The bundle that CUPYGEMM_BUNDLE names, and the shipped one, on the Hopper GPUs that are here."""
+    yield from _check_named(specs)
     name = "shipped bundle"
     if settings.shipped_in_force():
-        yield _fit(name, shipped_bundle(), "")
+        yield _fit(name, shipped_bundle(), "", specs)
     else:
         found = f"turned off: CUPYGEMM_BUNDLE is {settings.NO_BUNDLE}"
         yield Check(name, State.ABSENT, found, "unset CUPYGEMM_BUNDLE to have it")
 
 
-def check_forecast() -> Iterator[Check]:
-    """What shapes that no bundle has are decided by."""
+def check_forecast(specs: Sequence[DeviceSpec]) -> Iterator[Check]:
+    """What shapes that no bundle has are decided by, on the Hopper GPUs that are here."""
     name = "forecast"
     try:
         asked = settings.unseen_in_force() and settings.shipped_in_force()
@@ -42,7 +43,6 @@ def check_forecast() -> Iterator[Check]:
     except BundleError as error:
         yield Check(name, State.PROBLEM, one_line(error), "install cupygemm anew; until then cuBLAS runs such shapes")
         return
-    specs = [driver.device_spec(index) for index in driver.hopper_devices()]
     elsewhere = list(dict.fromkeys(remark for spec in specs if (remark := forecast.elsewhere(spec)) is not None))
     outdated = forecast.outdated(compiler.source_digest())
     found = ", ".join(["asked for shapes that no bundle has", *elsewhere, *([outdated] if outdated else [])])
@@ -51,7 +51,7 @@ def check_forecast() -> Iterator[Check]:
     yield Check(name, State.WARNING if elsewhere else State.OK, found, remedy)
 
 
-def _check_named() -> Iterator[Check]:
+def _check_named(specs: Sequence[DeviceSpec]) -> Iterator[Check]:
     path, name = settings.bundle_path(), "bundle"
     if path is None:
         yield Check(name, State.OK, "the shipped one alone: CUPYGEMM_BUNDLE is not set (cupygemm tune makes your own)")
@@ -61,24 +61,25 @@ def _check_named() -> Iterator[Check]:
     except BundleError as error:
         yield Check(name, State.PROBLEM, one_line(error), "make it anew with cupygemm tune, or unset CUPYGEMM_BUNDLE")
         return
-    yield _fit(name, bundle, f"{path}: ")
+    yield _fit(name, bundle, f"{path}: ", specs)
     wrong = findings(bundle)
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         yield Check(name, State.WARNING, wrong[0] + more, f"cupygemm bundle validate {path} lists all")
 
 
-def _fit(name: str, bundle: Bundle, where: str) -> Check:
+def _fit(name: str, bundle: Bundle, where: str, specs: Sequence[DeviceSpec]) -> Check:
     """Whether a bundle's entries are used on the Hopper GPUs here, or anywhere where there is none.
 
     Args:
         where: leads what was found; empty for the shipped bundle, of which its user can mend nothing.
+        specs: the Hopper GPUs.
     """
     found = f"{where}{count(len(bundle.entries), 'entry', 'entries')} of {bundle.device}"
     outdated = sum(bundle.outdated(entry, compiler.source_digest(entry.config)) is not None for entry in bundle.entries)
     if outdated:
         found += f", {outdated} measured with other kernel sources"
-    for spec in (driver.device_spec(index) for index in driver.hopper_devices()):
+    for spec in specs:
         mismatch, elsewhere = bundle.mismatch(spec), bundle.elsewhere(spec)
         if mismatch is not None:
             return Check(name, State.PROBLEM, f"{found}: {mismatch}", "tune here with cupygemm tune")

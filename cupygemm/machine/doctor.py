@@ -16,9 +16,10 @@ from importlib import metadata, util
 from pathlib import Path
 
 from cupygemm import __version__, settings
-from cupygemm.atomic import check_writable
+from cupygemm.atomic import check_folder
 from cupygemm.bundles.bundle import gpu_words
 from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.device import DeviceSpec
 from cupygemm.errors import CompileError, SettingError
 from cupygemm.kernels import compiler, driver, kernel_source
 from cupygemm.machine.bundle_fit import check_bundles, check_forecast
@@ -73,8 +74,8 @@ def examine(search_packages: Sequence[str]) -> list[Check]:
         ("cache folder", lambda: _check_folder("cache folder", settings.cache_dir(), "CUPYGEMM_CACHE_DIR")),
         ("data folder", lambda: _check_folder("data folder", settings.data_dir(), "CUPYGEMM_DATA_DIR")),
         ("variables", _check_variables),
-        ("bundle", check_bundles),
-        ("forecast", check_forecast),
+        ("bundle", lambda: check_bundles(_hoppers(machine))),
+        ("forecast", lambda: check_forecast(_hoppers(machine))),
         ("search", lambda: _check_search(search_packages)),
         ("tools", _check_tools),
     )
@@ -121,7 +122,9 @@ def _check_cupy(machine: _Machine) -> tuple[Check, _Machine]:
     try:
         driver.cupy()
     except Exception as error:  # a wheel without its CUDA libraries dies in many ways
-        return Check("CuPy", State.PROBLEM, f"{names}, which cannot be imported: {one_line(error)}", _ANEW), machine
+        of_folder = isinstance(error, OSError) and error.filename is not None
+        remedy = "name another folder with CUPY_CACHE_DIR" if of_folder else _ANEW
+        return Check("CuPy", State.PROBLEM, f"{names}, which cannot be imported: {one_line(error)}", remedy), machine
     ((version, major),) = wheels.values()
     state, remedy = State.OK, ""
     if not version.startswith("14."):
@@ -210,6 +213,11 @@ def _check_gpus(machine: _Machine) -> Iterator[Check]:
         yield from _check_gpu(index)
 
 
+def _hoppers(machine: _Machine) -> list[DeviceSpec]:
+    """The GPUs that the kernels run on; none where CuPy, whose own check has said why, cannot ask."""
+    return [driver.device_spec(index) for index in driver.hopper_devices()] if machine.cupy else []
+
+
 def _check_gpu(index: int) -> Iterator[Check]:
     spec, name = driver.device_spec(index), f"GPU {index}"
     capability = ".".join(map(str, spec.compute_capability))
@@ -245,7 +253,7 @@ def _check_clocks(index: int) -> Check:
 
 def _check_folder(name: str, folder: Path, variable: str) -> Iterator[Check]:
     try:
-        check_writable(folder / "file")
+        check_folder(folder)
     except OSError as error:
         found = f"{folder} cannot be written: {error.strerror}"
         yield Check(name, State.PROBLEM, found, f"name another with {variable}")

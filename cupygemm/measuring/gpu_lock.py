@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from filelock import FileLock, Timeout
 
 from cupygemm import settings
+from cupygemm.atomic import check_folder
 from cupygemm.errors import LaunchError
+from cupygemm.kernels.kernel_cache import ELSEWHERE
 from cupygemm.measuring import telemetry
 
 
@@ -20,7 +22,9 @@ def take_gpu(index: int) -> FileLock:
 
     Raises:
         LaunchError: another process is measuring on it.
+        OSError: the folder of the lock cannot be written.
     """
+    check_folder(settings.cache_dir(), ELSEWHERE)
     path = settings.cache_dir() / f"gpu-{telemetry.uuid(index) or index}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)

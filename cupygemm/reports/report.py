@@ -81,7 +81,7 @@ def read_file(path: Path, schemas: Collection[str] = ()) -> dict[str, Any]:
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise FileError(f"{path}: not JSON: {error}") from error
+        raise FileError(f"{path}: not JSON, as recorded results are: {error}") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema not in legal:
         raise FileError(f"{path}: schema is {schema!r}: legal values are {', '.join(legal)}")

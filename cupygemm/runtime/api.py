@@ -18,7 +18,7 @@ from cupygemm.runtime.planned import MatmulPlan
 from cupygemm.runtime.product import decide, run, without_defaults
 from cupygemm.runtime.repeats import Repeats
 from cupygemm.runtime.terms import NO_TERMS, Terms, is_one, read_terms
-from cupygemm.text import count
+from cupygemm.text import count, type_name
 
 _dispatcher = Dispatcher(in_background=True)
 _repeats = Repeats()
@@ -151,7 +151,7 @@ def plan(
     with _device_of(a, b), compiling_at_once():
         for name, array in (("a", a), ("b", b), ("out", out)):
             if not isinstance(array, driver.cupy().ndarray) and (name != "out" or array is not None):
-                raise TypeError(f"plan: {name} is {_kind(array)}: CuPy arrays are needed")
+                raise TypeError(f"plan: {name} is {type_name(array)}: CuPy arrays are needed")
         decision = decide(_dispatcher, a, b, out, {}, terms)
         return MatmulPlan(decision, a, b, out, terms, matmul)
 
@@ -180,7 +180,7 @@ def explain(
         LaunchError: CuPy is not installed.
     """
     terms = read_terms(bias, activation, residual, alpha, beta, out_dtype)
-    with _device_of(a, b):
+    with _device_of(a, b, "; the command `cupygemm explain MxNxK` answers without a GPU and without arrays"):
         given, left = _usual(out, options)
         return decide(_dispatcher, a, b, given, left, terms).choice
 
@@ -221,7 +221,7 @@ class use:
 
     def __init__(self, bundle: Bundle | str | os.PathLike[str]) -> None:
         if not isinstance(bundle, Bundle | str | os.PathLike):
-            raise BundleError(f"use({bundle!r}): give a Bundle or the path of one, not {_kind(bundle)}")
+            raise BundleError(f"use({bundle!r}): give a Bundle or the path of one, not {type_name(bundle)}")
         self._bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(Path(bundle))
         self._name = "the bundle given" if isinstance(bundle, Bundle) else str(bundle)
         self._token = _dispatcher.push(self._bundle, self._name)
@@ -246,13 +246,15 @@ class use:
         self.undo()
 
 
-def _device_of(a: Any, b: Any) -> AbstractContextManager[Any]:
-    """Makes the operands' device current, if they have one and the same."""
+def _device_of(a: Any, b: Any, instead: str = "") -> AbstractContextManager[Any]:
+    """Makes the operands' device current, if they have one and the same; `instead` is told where CuPy is missing."""
     try:
         ndarray = driver.cupy().ndarray
     except LaunchError as error:
         # Where CuPy is missing, what came instead of its arrays is worth a word.
-        raise LaunchError(f"{error}; the operands are {_kind(a)} and {_kind(b)}, CuPy arrays are needed") from error
+        raise LaunchError(
+            f"{error}; the operands are {type_name(a)} and {type_name(b)}, CuPy arrays are needed{instead}"
+        ) from error
     if isinstance(a, ndarray) and isinstance(b, ndarray) and a.device == b.device:
         device: AbstractContextManager[Any] = a.device
         return device
@@ -264,9 +266,3 @@ def _usual(out: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if isinstance(out, tuple) and len(out) == 1:
         (out,) = out
     return out, without_defaults(options) if options else options
-
-
-def _kind(value: Any) -> str:
-    """The type's name with its module: "numpy.ndarray", "list"."""
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

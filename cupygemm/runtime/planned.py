@@ -13,6 +13,7 @@ from cupygemm.kernels import driver
 from cupygemm.runtime.product import Decision
 from cupygemm.runtime.repeat import Repeat, repeat_of
 from cupygemm.runtime.terms import Terms
+from cupygemm.text import type_name
 
 
 class MatmulPlan:
@@ -192,7 +193,7 @@ class MatmulPlan:
         if array is None:
             raise ProblemError(f"{name} is missing: the plan was made with one {_words(planned)}")
         if not isinstance(array, self._ndarray):
-            raise TypeError(f"{name} is {type(array).__name__}: a plan takes CuPy arrays")
+            raise TypeError(f"{name} is {type_name(array)}: a plan takes CuPy arrays")
         if _layout(array) != planned:
             raise ProblemError(
                 f"{name} is {_words(_layout(array))}: the plan was made for {_words(planned)}; matmul takes any, and "

@@ -11,6 +11,7 @@ from cupygemm.epilogue import ACTIVATIONS, NONE
 from cupygemm.errors import ProblemError
 from cupygemm.kernels.placement import unstorable_reason
 from cupygemm.runtime.fallback import are_arrays, dtype_name
+from cupygemm.text import type_name
 from cupygemm.views.posing import Posed
 from cupygemm.views.stacks import PosedStack
 
@@ -69,7 +70,7 @@ def check(a: Any, b: Any, out: Any, terms: Terms) -> None:
         if array is None and name not in ("a", "b"):
             continue
         if not are_arrays(array):
-            raise TypeError(f"matmul: {name} is {type(array).__name__}: with an epilogue it must be a CuPy array")
+            raise TypeError(f"matmul: {name} is {type_name(array)}: with an epilogue it must be a CuPy array")
         if not _is_floating(array.dtype):
             raise TypeError(f"matmul: {name} is {array.dtype.name}: epilogues are built for floating-point arrays")
         if array.device != a.device:
@@ -77,7 +78,7 @@ def check(a: Any, b: Any, out: Any, terms: Terms) -> None:
     factors: dict[str, Any] = {"alpha": terms.alpha, "beta": terms.beta}
     for name, factor in factors.items():
         if not _is_number(factor):
-            raise TypeError(f"matmul: {name} is {type(factor).__name__}: it must be a number of Python's or NumPy's")
+            raise TypeError(f"matmul: {name} is {type_name(factor)}: it must be a number of Python's or NumPy's")
     if terms.residual is None and not is_one(terms.beta):
         raise ProblemError(f"beta is {terms.beta}, and there is no residual: residual=out adds to what out holds")
     if terms.activation is not None and terms.activation not in ACTIVATIONS:

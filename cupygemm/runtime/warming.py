@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cupygemm.atomic import check_writable
+from cupygemm.atomic import check_folder
 from cupygemm.bundles.bundle import Bundle, gpu_words
 from cupygemm.bundles.bundle_check import spec_of
 from cupygemm.choosing.dispatch import UNUSABLE, Dispatcher
@@ -185,6 +185,8 @@ def _choose(
 
 
 def _checked(problems: Iterable[Problem]) -> list[Problem]:
+    if isinstance(problems, Problem):
+        raise ProblemError(f"problems is one Problem, {problems}: give a list of them, [problem]")
     found = list(dict.fromkeys(problems))
     for problem in found:
         if not isinstance(problem, Problem):
@@ -198,7 +200,7 @@ def _compile(
     """Compiles into the disk cache; gives how many were there, and what went wrong with which, by their keys."""
     if not all(cubin.is_cached() for cubin in cubins.values()):
         # Found out before, not after minutes of compiling.
-        check_writable(kernel_cache.folder() / "kernel")
+        check_folder(kernel_cache.folder(), kernel_cache.ELSEWHERE)
     found = compile_each(cubins, compilations.compile, threads, progress)
     errors = {key: str(outcome) for key, outcome in found.items() if isinstance(outcome, CompileError)}
     cached = sum(outcome is True for outcome in found.values())

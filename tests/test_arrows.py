@@ -187,7 +187,7 @@ ARROWS = {
     "trees": "",
     "unfused": "cublas elementwise problem",
     "validation": "",
-    "verify": "operands problem",
+    "verify": "config operands",
     "warming": "ahead api bundle_check gapless",
 }
 

@@ -71,6 +71,7 @@ def bench_command(
 ) -> None:
     """Measure a suite, shapes or all problems of a bundle against cuBLAS and the best cublasLt algorithm."""
     if list_suites:
+        refuse(ctx, set(ctx.params) - {"targets", "list_suites"}, "with --list nothing is measured")
         for line in _read_targets(suites.listing, targets):
             click.echo(line)
         return

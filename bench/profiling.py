@@ -8,7 +8,7 @@ The program runs itself under `ncu`; what that says is where the cycles go, and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +20,7 @@ from cupygemm.bundles.bundle import Bundle
 from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import BundleError
 from cupygemm.kernels import driver
+from cupygemm.kernels.kernel_source import ENTRIES
 from cupygemm.measuring import provenance, verify
 from cupygemm.measuring.counters import number, read_counters
 from cupygemm.measuring.cublas import Cublas
@@ -40,6 +41,8 @@ METRICS = {
     "launch__registers_per_thread": "registers",
     "launch__grid_size": "ctas",
 }
+CUBLAS_PARTS = ("nvjet", "gemm", "sm90")
+"""What a kernel of cuBLAS's may have in its name: "nvjet" before the others."""
 LAUNCHES = 6
 
 
@@ -55,10 +58,8 @@ def main(shape: str, dtype: str, bundle_path: Path, output: Path | None, child: 
     if child:
         _launch_both(problem, bundle_path)
         return
-    rows = read_counters(
-        [sys.executable, "-m", "bench.profiling", *sys.argv[1:], "--child"], list(METRICS), "gemm_|nvjet|sm90"
-    )
-    own, cublas = _kernel_named(rows, "gemm_"), _kernel_named(rows, "nvjet", "gemm", "sm90")
+    child_command = [sys.executable, "-m", "bench.profiling", *sys.argv[1:], "--child"]
+    own, cublas = told_apart(read_counters(child_command, list(METRICS), "|".join(CUBLAS_PARTS)))
     compulsory = problem.compulsory_bytes
     summary = {"problem": str(problem), "compulsory_bytes": compulsory, "own": own, "cublas": cublas}
     click.echo("\n".join(f"{name:22} {own.get(name)!s:>24} {cublas.get(name)!s:>24}" for name in own))
@@ -84,14 +85,25 @@ def _launch_both(problem: Problem, bundle_path: Path) -> None:
         stream.synchronize()
 
 
-def _kernel_named(rows: list[dict[str, str]], *parts: str) -> dict[str, Any]:
+def told_apart(rows: list[dict[str, str]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Medians of an own kernel and of cuBLAS's, whose names may both have "gemm" in them.
+
+    Raises:
+        ClickException: there is no launch of one of the two.
+    """
+    own = [row for row in rows if any(entry in row["Kernel Name"] for entry in ENTRIES)]
+    others = [row for row in rows if row not in own]
+    return _medians(own, ENTRIES, len(rows)), _medians(others, CUBLAS_PARTS, len(rows))
+
+
+def _medians(rows: list[dict[str, str]], parts: Sequence[str], profiled: int) -> dict[str, Any]:
     """Medians over the launches of the kernels whose name has one of `parts`, the first part that any has."""
     for part in parts:
         found = [row for row in rows if part in row["Kernel Name"]]
         if found:
             break
     else:
-        raise click.ClickException(f"no kernel named like {' or '.join(parts)} among {len(rows)} profiled")
+        raise click.ClickException(f"no kernel named like {' or '.join(parts)} among {profiled} profiled")
     values = {short: _median(row.get(name, "") for row in found) for name, short in METRICS.items()}
     return {"kernel": found[0]["Kernel Name"][:80], "launches": len(found), **values}
 

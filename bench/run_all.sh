@@ -18,7 +18,7 @@ mkdir -p "$out"
 step() { echo "== $(date +%T) $*"; }
 
 step correctness
-timeout 480 "$python" -m bench.correctness -o "$out/correctness.json"
+timeout 660 "$python" -m bench.correctness --limit 600 -o "$out/correctness.json"
 
 step fuzz
 timeout 540 "$python" -m bench.fuzz -o "$out/fuzz.json"
@@ -77,5 +77,5 @@ timeout 90 "$python" -m bench.timeline 2048x2048x4096 4096x4096x1024 8192x16384x
 timeout 90 "$python" -m bench.profiling 2048x2048x4096 --bundle "$out/tuned.yaml" -o "$out/profile.json"
 
 step sanitizer
-timeout 400 "$python" -m bench.sanitizer -o "$out/sanitizer.json"
+timeout 500 "$python" -m bench.sanitizer --limit 150 -o "$out/sanitizer.json"
 rm -f "$out"/.*.lock

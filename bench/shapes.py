@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cupygemm.bundles.in_force import shipped_bundle
-from cupygemm.dtypes import DTYPES
-from cupygemm.kernels.placement import misaligned_reason
 from cupygemm.problem import Problem
 from cupygemm.search.recorded import recorded_tables
+from cupygemm.views.gapless import gapless
 
 T = TypeVar("T")
 
@@ -102,23 +100,10 @@ def posed(problem: Problem) -> Problem | str:
 
     An operand of a single row or column is transposed as much as it is not: `matmul` takes what TMA can read.
     """
-    shapes = {"a": (problem.m, problem.k), "b": (problem.k, problem.n)}
-    letters = ""
-    for (name, shape), letter in zip(shapes.items(), problem.layout, strict=True):
-        array = _array(shape, letter, DTYPES[problem.a_dtype].bytes)
-        reasons = [misaligned_reason(array, transposed) for transposed in (False, True)]
-        if None not in reasons:
-            return f"TMA cannot copy {name}: {reasons[letter == 't']}"
-        letters += "nt"[reasons.index(None)]
-    return Problem(**{**problem.to_dict(), "layout": letters})
-
-
-def _array(shape: tuple[int, int], letter: str, itemsize: int) -> Any:
-    rows, columns = shape
-    strides = (columns * itemsize, itemsize) if letter == "n" else (itemsize, rows * itemsize)
-    return SimpleNamespace(
-        shape=shape, strides=strides, dtype=SimpleNamespace(itemsize=itemsize), data=SimpleNamespace(ptr=0)
-    )
+    found = gapless(problem)
+    if isinstance(found, str):
+        return found
+    return found.problem if found.unread is None else found.unread
 
 
 def _drawn(generator: random.Random, whole_eights: bool) -> Problem:

@@ -18,6 +18,7 @@ from cupygemm.errors import LaunchError
 from cupygemm.kernels import driver
 from cupygemm.kernels.compiler import compile_kernel
 from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
+from cupygemm.kernels.kernel_source import ENTRIES
 from cupygemm.measurement import Measurement
 from cupygemm.measuring import verify
 from cupygemm.measuring.counters import DRAM_READ_BYTES, DRAM_WRITE_BYTES, L2_HIT_PCT, number, read_counters
@@ -93,7 +94,7 @@ def count(problem: Problem, configs: Sequence[KernelConfig], index: int) -> list
     """
     job = {"problem": problem.to_dict(), "configs": [config.to_dict() for config in configs], "index": index}
     command = [sys.executable, "-m", __name__]
-    rows = read_counters(command, METRICS, "gemm_(cluster_)?kernel", json.dumps(job))
+    rows = read_counters(command, METRICS, "|".join(ENTRIES), json.dumps(job))
     if len(rows) != len(configs):
         raise LaunchError(f"ncu profiled {len(rows)} launches of {len(configs)}")
     return [_figures(problem, row) for row in rows]

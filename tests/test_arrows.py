@@ -142,7 +142,7 @@ ARROWS = {
     "search.interruption": "",
     "search.kernel_tuner_export": "atomic search.table",
     "search.knob_value": "blocks search.recorded text",
-    "search.outcome": "atomic bundle kernel_source search.target search.tune",
+    "search.outcome": "atomic bundle search.target search.tune",
     "search.policy": "",
     "search.portfolio": "fitting search.guesses search.table",
     "search.ppo": "search.policy errors",
@@ -167,7 +167,7 @@ ARROWS = {
     "search.suggest": "search.weights",
     "search.subspace": "names search.space",
     "search.table": "atomic measurement search.subspace",
-    "search.target": "search.recorded search.replay search.runner",
+    "search.target": "kernel_source search.recorded search.replay search.runner",
     "search.traffic": "device measurement",
     "search.transfer": "search.ppo search.transfer_options search.weights",
     "search.transfer_options": "names",
@@ -187,7 +187,7 @@ ARROWS = {
     "trees": "",
     "unfused": "cublas elementwise problem",
     "validation": "",
-    "verify": "operands problem",
+    "verify": "config operands",
     "warming": "ahead api bundle_check gapless",
 }
 

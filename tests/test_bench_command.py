@@ -337,6 +337,13 @@ def test_the_list_names_every_suite() -> None:
     assert [line.split()[0] for line in lines] == list(SUITES)
 
 
+@pytest.mark.parametrize("option", [("--dtype", "bfloat16"), ("--plot", "some.png"), ("--bundle", "some.yaml")])
+def test_beside_the_list_what_measures_is_refused(option: tuple[str, str]) -> None:
+    result = bench("--list", "headline", *option)
+    assert result.exit_code == 2
+    assert f"'{option[0]}': with --list nothing is measured" in result.stderr
+
+
 def test_a_recorded_file_is_shown_and_drawn_without_a_gpu(tmp_path: Path) -> None:
     recorded = ROOT / "bench" / "results" / "headline.json"
     result = bench("--from", recorded, "--plot", tmp_path / "headline.png")

@@ -53,3 +53,11 @@ def test_all_of_them_are_run_by_their_module() -> None:
     script = (BENCH / "run_all.sh").read_text(encoding="utf-8")
     assert re.findall(r'"\$python" (?!-m )\S+', script) == []
     assert set(re.findall(r"-m bench\.(\w+)", script)) <= set(PROGRAMS)
+
+
+@pytest.mark.parametrize(("name", "option", "parts"), [("correctness", "limit", 1), ("sanitizer", "limit", 3)])
+def test_what_writes_at_the_end_gets_there(name: str, option: str, parts: int) -> None:
+    # Two tools, and the trial that one of them sees anything, each for so long.
+    script = (BENCH / "run_all.sh").read_text(encoding="utf-8")
+    (found,) = re.findall(rf'timeout (\d+) "\$python" -m bench\.{name}\b.* --{option} (\d+)', script)
+    assert parts * int(found[1]) < int(found[0])

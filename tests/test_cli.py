@@ -157,6 +157,9 @@ def test_wrong_usage_is_status_2(run, problem, args, what):
         (["--strategy", "random", "--spill-weight", "0.05"], "--spill-weight"),
         (["--strategy", "exhaustive", "--l2-term", "bytes", "--l2-weight", "0"], "--l2-weight, --l2-term"),
         (["--strategy", "random", "--cold"], "--cold"),
+        (["--cold", "--policy", "some.npz"], "--policy: with --cold no policy guides"),
+        (["--device", "cuda", "--cold"], "--tables: on a GPU they are to begin with"),
+        (["--device", "cuda:1", "--strategy", "exhaustive"], "--tables"),
         (["--device", "replay", "--counters"], "--counters"),
     ],
 )

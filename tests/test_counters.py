@@ -10,6 +10,7 @@ import pytest
 
 from cupygemm.config import KernelConfig
 from cupygemm.errors import LaunchError
+from cupygemm.kernels.kernel_source import entry_of
 from cupygemm.measurement import Measurement, Status
 from cupygemm.measuring import counters
 from cupygemm.measuring.counters import number, read_counters
@@ -148,8 +149,9 @@ def test_an_interruption_loses_no_measurement(ncu, toy_table):
         next(running)
 
 
-@pytest.mark.parametrize("name", ["_Z11gemm_kernelIXt", "_Z19gemm_cluster_kernelIXt"])
-def test_both_entries_of_the_kernel_are_looked_for(monkeypatch, toy_table, name):
+@pytest.mark.parametrize("cluster_k", [1, 2])
+@pytest.mark.parametrize("copied", [0, 2])
+def test_kernels_of_every_kind_are_looked_for(monkeypatch, toy_table, cluster_k, copied):
     asked = []
 
     def read(command, metrics, kernels, stdin):
@@ -158,4 +160,6 @@ def test_both_entries_of_the_kernel_are_looked_for(monkeypatch, toy_table, name)
 
     monkeypatch.setattr(counted, "read_counters", read)
     counted.count(PROBLEM, configs(toy_table, 1), 0)
-    assert re.search(asked[0], name)
+    config = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, True, 1, 40, 1, 1, cluster_k=cluster_k, cp_async_stages=copied)
+    assert re.search(asked[0], f"_Z20{entry_of(config)}IXt")
+    assert not re.search(asked[0], "_Z11pack_kernel13PackArguments")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,23 @@ def test_a_folder_that_cupy_cannot_make_is_named_with_the_variable(monkeypatch: 
     with pytest.raises(PermissionError, match="CUPY_CACHE_DIR names another") as caught:
         driver.cupy.__wrapped__()
     assert caught.value.filename == "/home/.cupy"
+
+
+class Result(enum.IntEnum):
+    """In place of CUresult."""
+
+    CUDA_ERROR_LAUNCH_FAILED = 719
+
+
+@pytest.mark.parametrize(("status", "name"), [(719, "CUDA_ERROR_LAUNCH_FAILED"), (12345, "error 12345")])
+def test_an_answer_of_the_driver_has_a_name(monkeypatch: pytest.MonkeyPatch, status: int, name: str) -> None:
+    monkeypatch.setattr(driver, "bindings", lambda: SimpleNamespace(CUresult=Result))
+    assert driver.status_name(status) == name
+
+
+def test_without_bindings_an_answer_is_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "bindings", no_cupy)
+    assert driver.status_name(719) == "error 719"
 
 
 class NvmlError(Exception):

@@ -37,6 +37,14 @@ def test_name_expression_picks_the_entry() -> None:
     assert "raster_along_n" not in cluster
 
 
+def test_the_entries_are_those_of_the_pages() -> None:
+    pages = [kernel_source.cuda_sources()[page] for page in (kernel_source.PAGE, kernel_source.CP_ASYNC_PAGE)]
+    defined = [name for text in pages for name in re.findall(r"(\w+)\(const __grid_constant__ CUtensorMap map_a", text)]
+    assert sorted(defined) == sorted(kernel_source.ENTRIES)
+    changes = ({"cluster_k": k, "cp_async_stages": copied} for k in (1, 2) for copied in (0, 1))
+    assert {kernel_source.entry_of(CONFIG.swapped(**each)) for each in changes} == set(kernel_source.ENTRIES)
+
+
 def test_wgmma_header_lists_every_accumulator_once() -> None:
     header = kernel_source.wgmma_header(SPEC, CONFIG)
     assert "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16" in header

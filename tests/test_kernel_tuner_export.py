@@ -149,9 +149,18 @@ def test_a_table_is_named_by_its_file_or_its_problem(tables: Path, tmp_path: Pat
 def test_what_cannot_be_exported_is_said(
     tables: Path, tmp_path: Path, table: str, output: str, status: int, words: str
 ) -> None:
-    command = ["export", "kernel-tuner", table, "--tables", str(tables), "-o", str(tmp_path / output)]
+    where = [] if table.endswith(".gz") else ["--tables", str(tables)]
+    command = ["export", "kernel-tuner", table, *where, "-o", str(tmp_path / output)]
     result = CliRunner().invoke(cli.main, command)
     if status == 1:
         failed(result, words)
     assert (result.exit_code, words in result.stderr) == (status, True)
     assert not (tmp_path / output).exists()
+
+
+@pytest.mark.parametrize("option", [("--layout", "nt"), ("--tables", ".")])
+def test_what_a_file_says_by_itself_is_refused(tmp_path: Path, option: tuple[str, str]) -> None:
+    command = ["export", "kernel-tuner", "some.jsonl.gz", *option, "-o", str(tmp_path / "cache.json")]
+    result = CliRunner().invoke(cli.main, command)
+    assert result.exit_code == 2
+    assert f"'{option[0]}': the file says of which problem it is" in result.stderr

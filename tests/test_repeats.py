@@ -10,7 +10,8 @@ import pytest
 
 import cupygemm
 from cupygemm.device import H200
-from cupygemm.errors import CaptureError
+from cupygemm.errors import CaptureError, LaunchError
+from cupygemm.kernels import driver
 from cupygemm.problem import Problem
 from cupygemm.runtime import api, prepared
 from cupygemm.runtime.repeats import MOST, Repeats
@@ -157,6 +158,28 @@ def test_a_repeated_call_is_captured(gpu: FakeGpu) -> None:
     a[...] = 2
     graph.launch()
     np.testing.assert_array_equal(plain(out), right(a, b))
+
+
+@pytest.mark.parametrize(("status", "launches"), [(719, 1), (201, 2)])
+def test_a_launch_that_the_driver_refuses_is_an_error(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, status: int, launches: int
+) -> None:
+    """Without a context one is made, and it is tried again."""
+    asked: list[Any] = []
+    made: list[Any] = []
+
+    def refuse(*call: Any) -> int:
+        asked.append(call)
+        return status
+
+    monkeypatch.setattr(prepared, "_driver_calls", lambda: (refuse, gpu._replace_address))
+    monkeypatch.setattr(driver, "status_name", lambda status: f"number {status}")
+    monkeypatch.setattr(driver.cupy().cuda.runtime, "free", made.append, raising=False)
+    with cupygemm.use(bundle_of(PROBLEM)):
+        cupygemm.matmul(*draw(gpu, 1))
+        with pytest.raises(LaunchError, match=f"answered number {status} to cuLaunchKernelEx"):
+            cupygemm.matmul(*draw(gpu, 2))
+    assert (len(asked), made) == (launches, [0] * (launches - 1))
 
 
 @pytest.mark.parametrize("word", [0, 3])

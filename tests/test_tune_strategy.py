@@ -146,13 +146,36 @@ def test_lines_say_once_what_takes_long(impatient: None) -> None:
     assert lines == ["compiling"]
 
 
-def test_what_is_over_soon_is_not_said() -> None:
+def test_what_is_over_soon_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Any] = []
+
+    class Timer:
+        """A timer whose time does not come."""
+
+        daemon = False
+
+        def __init__(self, seconds: float, say: Callable[[], Any]) -> None:
+            self.seconds, self.state = seconds, "made"
+            timers.append(self)
+
+        def start(self) -> None:
+            self.state = "running"
+
+        def cancel(self) -> None:
+            self.state = "cancelled"
+
+        def join(self) -> None:
+            assert self.state == "cancelled"
+
+    monkeypatch.setattr(tune_view.threading, "Timer", Timer)
     lines: list[str] = []
     view = PlainView(lines.append, 10)
-    for _ in range(20):
+    for _ in range(3):
         with view.busy("compiling"):
-            pass
-    time.sleep(tune_view.SILENT_S / 10)
+            assert timers[-1].state == "running"
+    assert [(timer.seconds, timer.state, timer.daemon) for timer in timers] == 3 * [
+        (tune_view.SILENT_S, "cancelled", True)
+    ]
     assert lines == []
 
 

@@ -72,6 +72,7 @@ def bench_command(
     """Measure a suite or shapes, and without either all problems of the bundle or those in force, against cuBLAS and
     the best cublasLt algorithm."""
     if list_suites:
+        refuse(ctx, set(ctx.params) - {"targets", "list_suites"}, "with --list nothing is measured")
         for line in _read_targets(suites.listing, targets):
             click.echo(line)
         return

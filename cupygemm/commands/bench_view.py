@@ -129,5 +129,6 @@ def summary(document: Mapping[str, Any]) -> list[str]:
     left = {row_name(row) for row in rows if row.get("kernel") == "cublas"}
     lines = balances(rows)
     if left:
-        lines.append(f"{len(left)} of {count(len(names), 'problem')} left to cuBLAS: no bundle has a config to use")
+        left_to_cublas = f"{len(left)} of {count(len(names), 'problem')} left to cuBLAS"
+        lines.append(f"{left_to_cublas}: no config is known, or expected, to be faster")
     return [printable(text) for text in (*lines, origin(document))]

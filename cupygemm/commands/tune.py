@@ -75,7 +75,7 @@ def tune_command(
     **options: Any,
 ) -> None:
     """Search for the fastest kernel config of a problem. Ctrl-C ends the search and keeps the best so far."""
-    _refuse_idle_options(ctx, options["strategy"], options["device"])
+    _refuse_idle_options(ctx, options["strategy"], options["device"], options["cold"])
     from cupygemm.commands.tune_run import TuneRequest, run_tune
     from cupygemm.search.rewards import RewardWeights
     from cupygemm.search.tune import Budget
@@ -86,7 +86,7 @@ def tune_command(
     run_tune(TuneRequest(problem=problem, budget=limits, rewards=rewards, command=command_line(), **options))
 
 
-def _refuse_idle_options(ctx: click.Context, strategy: str | None, device: int | str) -> None:
+def _refuse_idle_options(ctx: click.Context, strategy: str | None, device: int | str, cold: bool) -> None:
     """Refuses options that would change nothing, or might: what is not named is chosen by what is known."""
     if strategy not in LEARNING:
         learning = " and ".join(LEARNING)
@@ -95,5 +95,9 @@ def _refuse_idle_options(ctx: click.Context, strategy: str | None, device: int |
         refuse(ctx, {"l2_weight", "spill_weight", "l2_term"}, why)
     if strategy not in (None, *SEEDED):
         refuse(ctx, {"cold", "policy"}, f"{strategy} begins with nothing known in any case")
+    if cold:
+        refuse(ctx, {"policy"}, "with --cold no policy guides")
+    if isinstance(device, int) and (cold or strategy not in (None, *SEEDED)):
+        refuse(ctx, {"tables"}, "on a GPU they are to begin with, and this search begins with nothing known")
     if device == "replay":
         refuse(ctx, {"counters"}, "a replay runs nothing that could be counted")

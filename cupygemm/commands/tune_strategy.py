@@ -33,7 +33,7 @@ class Guidance(NamedTuple):
     why: str
 
 
-class Choice(NamedTuple):
+class ChosenStrategy(NamedTuple):
     """The strategy that searches, and why it is that one, in words."""
 
     strategy: str
@@ -69,16 +69,16 @@ def find_guidance(problem: Problem, target: Target, path: Path | None, cold: boo
     return Guidance(Guide(weights, problem, target.device, target.space), f"{whose} guides")
 
 
-def choose_strategy(named: str | None, guidance: Guidance) -> Choice:
+def choose_strategy(named: str | None, guidance: Guidance) -> ChosenStrategy:
     """The strategy that was named; else what is known to find most (docs/tuning.md), of what can be imported."""
     if named is not None:
-        return Choice(named, _why_named(named, guidance))
+        return ChosenStrategy(named, _why_named(named, guidance))
     wanted = UNGUIDED if guidance.guide is None else GUIDED
     missing = next((package for package in NEEDED[wanted] if find_spec(package) is None), None)
     if missing is None:
-        return Choice(wanted, guidance.why)
+        return ChosenStrategy(wanted, guidance.why)
     instead = f"in place of {wanted}, for which {not_installed(missing, 'search')}"
-    return Choice(PLAINEST, instead if guidance.guide else f"{guidance.why}; {instead}")
+    return ChosenStrategy(PLAINEST, instead if guidance.guide else f"{guidance.why}; {instead}")
 
 
 def _why_named(named: str, guidance: Guidance) -> str:

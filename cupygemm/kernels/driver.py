@@ -1,4 +1,4 @@
-"""The CUDA driver, as far as cupygemm talks to it: device properties and how many clusters fit at once.
+"""CuPy and the CUDA driver, as far as cupygemm asks them: devices, how many CTAs fit at once, dependent launches.
 
 CuPy and cuda.bindings are loaded at the first use, so that the package works where there is neither.
 """
@@ -65,6 +65,14 @@ def checked(result: tuple[Any, ...]) -> Any:
     if int(status) != 0:
         raise LaunchError(f"the CUDA driver answered {status.name}")
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def status_name(status: int) -> str:
+    """What the driver calls one of its answers that came as a number; that number where cuda.bindings is missing."""
+    try:
+        return str(bindings().CUresult(status).name)
+    except (LaunchError, ValueError):
+        return f"error {status}"
 
 
 @cache

@@ -15,6 +15,9 @@ from cupygemm.epilogue import Epilogue
 from cupygemm.problem import Problem
 
 PAGE, CP_ASYNC_PAGE = "gemm.cuh", "gemm_cp_async.cuh"
+_FAMILIES = {PAGE: "gemm", CP_ASYNC_PAGE: "gemm_cp_async"}
+ENTRIES = tuple(f"{family}{cluster}_kernel" for family in _FAMILIES.values() for cluster in ("", "_cluster"))
+"""Names of the templates that the kernel of a config may be an instance of: its mangled name has one of them in it."""
 WGMMA_HEADER = "wgmma_mma_async.cuh"
 
 _INCLUDE = re.compile(r'#include "([^"]+)"')
@@ -160,8 +163,8 @@ def name_expression(spec: KernelSpec, config: KernelConfig) -> str:
 
 
 def entry_of(config: KernelConfig) -> str:
-    """The name of the template, which is part of the kernel's own."""
-    family = "gemm_cp_async" if config.cp_async_stages else "gemm"
+    """The name of the template, one of `ENTRIES`."""
+    family = _FAMILIES[page_of(config)]
     return f"{family}_cluster_kernel" if config.cluster_size > 1 else f"{family}_kernel"
 
 

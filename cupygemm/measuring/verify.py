@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from cupygemm.config import TMA_ALIGNMENT
 from cupygemm.dtypes import DTYPES
 from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.kernels.operands import Operands
@@ -31,9 +32,6 @@ DATA_KINDS = (ZERO_MEAN, POSITIVE_MEAN)
 
 GUARD_BYTES = 65536
 """Poisoned memory before and behind a guarded output."""
-
-ROW_ALIGNMENT = 16
-"""Bytes of which TMA wants row strides to be a multiple."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -80,7 +78,7 @@ def draw_operands(rng: Any, problem: Problem, kind: str) -> Operands:
 def _draw(rng: Any, shape: tuple[int, ...], layout: str, kind: str, dtype: str, scale: float) -> Array:
     *stack, rows, columns = shape if layout == "n" else (*shape[:-2], shape[-1], shape[-2])
     element = numpy_dtype(dtype)
-    padded = -(-columns * element.itemsize // ROW_ALIGNMENT) * ROW_ALIGNMENT // element.itemsize
+    padded = -(-columns * element.itemsize // TMA_ALIGNMENT) * TMA_ALIGNMENT // element.itemsize
     values = _values(rng, (*stack, rows, padded), kind, "float32", scale)
     values[..., columns:] = np.nan
     stored = values.astype(element)[..., :columns]

@@ -127,7 +127,7 @@ class Prepared:
             driver.cupy().cuda.runtime.free(0)
             status = self._driver_launch(*self._call)
         if status:
-            raise LaunchError(f"cuLaunchKernelEx returned {status}")
+            raise LaunchError(f"the CUDA driver answered {driver.status_name(status)} to cuLaunchKernelEx")
 
 
 def _field(structure: Any, name: str, kind: Any = ctypes.c_uint64) -> Any:
@@ -150,7 +150,7 @@ class _PlaceByDriver:
     def _put(self, place: int) -> None:
         status = _driver_calls()[1](self._descriptor, place)
         if status:
-            raise LaunchError(f"cuTensorMapReplaceAddress returned {status}")
+            raise LaunchError(f"the CUDA driver answered {driver.status_name(status)} to cuTensorMapReplaceAddress")
 
     value = property(None, _put)
 

@@ -1,4 +1,4 @@
-"""What `matmul` makes of operands that lie without gaps, where there are no arrays: on the command line."""
+"""What `matmul` makes of operands that lie without gaps, where there are no arrays."""
 
 from __future__ import annotations
 

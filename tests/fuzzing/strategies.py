@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.measuring import verify
-from tests.fuzzing.cases import Array, Call, Case, numpy_dtype_of
+from tests.fuzzing.cases import REGIONS, Array, Call, Case, numpy_dtype_of
 from tests.fuzzing.kernels import FAMILIES, PLAIN, Family
 from tests.fuzzing.pools import LONGEST
 from tests.fuzzing.storage import Storage, layout
@@ -233,7 +233,7 @@ def _calls(draw: Draw, case: Case) -> tuple[Call, ...]:
 
 
 def _region(draw: Draw, case: Case) -> str:
-    there = [name for name in ("a", "b", "bias", "residual") if getattr(case, name) is not None]
+    there = [name for name in REGIONS if getattr(case, name) is not None]
     return str(draw(st.sampled_from(there)))
 
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
@@ -16,10 +17,17 @@ from cupygemm.search.runner import Confirming, Runner
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.strategies import Strategy
 
-CONFIRMED = 5
+CONFIRMED = 8
 """Configs that race at the end: the least of many noisy times is more often lucky than best."""
+ALIKE = 2
+"""Of these, at most, that have a tile and a way to share it in common, as long as there are others. The fastest few of
+a search mostly do, and which kind is fastest depends on how long the GPU is kept busy: at 2048x2048x4096 tiles of
+128x256 win the short runs of a search, and lose by 1% after half a second of load, when power sets the clock."""
 BARREN_ASKS = 25
 """Asks in a row without a new config after which a strategy has nothing more to say."""
+
+Timed = tuple[KernelConfig, Measurement]
+_KIND = attrgetter("block_m", "block_n", "ping_pong", "cluster_k")
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,7 @@ class _Run:
                 _close(measurements)
                 return
 
-    def fastest(self, most: int) -> list[tuple[KernelConfig, Measurement]]:
+    def fastest(self, most: int) -> list[Timed]:
         """The configs of the least cost, ascending."""
         timed = [(cost, config) for config, measurement in self.known.items() if (cost := measurement.cost) is not None]
         return [(config, self.known[config]) for _, config in sorted(timed)[:most]]
@@ -194,9 +202,9 @@ def _affordable(configs: list[KernelConfig], run: _Run) -> list[KernelConfig]:
     return configs[: run.budget.evaluations - len(run.trials)]
 
 
-def _confirm(run: _Run) -> list[tuple[KernelConfig, Measurement]]:
-    """The winner: of the fastest few, measured again, the one of the least cost of those measured longest."""
-    finalists = run.fastest(CONFIRMED)
+def _confirm(run: _Run) -> list[Timed]:
+    """The winner: of the finalists, measured again, the one of the least cost of those measured longest."""
+    finalists = _finalists(run.fastest(len(run.known)))
     if not finalists or not isinstance(run.runner, Confirming):
         return finalists
     configs = [config for config, _ in finalists]
@@ -204,6 +212,19 @@ def _confirm(run: _Run) -> list[tuple[KernelConfig, Measurement]]:
     confirmed = [(_place(found), config, found) for config, found in again if found.us is not None]
     # Where none can be measured again (a device lost at the end), what was verified in the search still stands.
     return [(config, measurement) for _, config, measurement in sorted(confirmed, key=lambda c: c[:2])] or finalists
+
+
+def _finalists(ranked: Sequence[Timed]) -> list[Timed]:
+    """The fastest, of each kind `ALIKE` at most, and then of those left over, in the order of their cost."""
+    seen: Counter[tuple[int | bool, ...]] = Counter()
+    first: list[Timed] = []
+    others: list[Timed] = []
+    for timed in ranked:
+        kind = _KIND(timed[0])
+        seen[kind] += 1
+        (first if seen[kind] <= ALIKE else others).append(timed)
+    kept = {config for config, _ in [*first, *others][:CONFIRMED]}
+    return [timed for timed in ranked if timed[0] in kept]
 
 
 def _place(found: Measurement) -> tuple[int, float]:

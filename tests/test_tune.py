@@ -13,7 +13,7 @@ from cupygemm.problem import Problem
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.runner import Confirming
 from cupygemm.search.strategies import StrategyContext, make_strategy
-from cupygemm.search.tune import BARREN_ASKS, Budget, tune
+from cupygemm.search.tune import ALIKE, BARREN_ASKS, CONFIRMED, Budget, tune
 
 PROBLEM = Problem(2048, 2048, 4096)
 
@@ -189,7 +189,7 @@ def test_the_winner_has_the_least_confirmed_time(toy_table, configs):
     runner = Noisy(toy_table, lucky=configs[20])
     assert isinstance(runner, Confirming)
     result = search(toy_table, Proposing(configs[:30]), Budget(30), runner)
-    assert runner.confirmed == [configs[20], *configs[:4]]
+    assert runner.confirmed[:1] == [configs[20]]
     assert result.best.config == configs[0]
     assert result.best.measurement.us == toy_table.rows[configs[0]].us
 
@@ -198,6 +198,32 @@ def test_a_finalist_that_fails_when_measured_again_does_not_win(toy_table, confi
     runner = Noisy(toy_table, lucky=configs[0], failing=configs[:1])
     result = search(toy_table, Proposing(configs[:10]), Budget(10), runner)
     assert result.best.config == configs[1]
+
+
+def kind(config):
+    return config.block_m, config.block_n, config.ping_pong, config.cluster_k
+
+
+def test_finalists_are_the_fastest_of_several_kinds(toy_table, configs):
+    runner = Noisy(toy_table, lucky=None)
+    search(toy_table, Proposing(configs), Budget(len(configs)), runner)
+    places = [configs.index(config) for config in runner.confirmed]
+    assert places == sorted(places)
+    assert len(places) == CONFIRMED
+    counts = Counter(map(kind, runner.confirmed))
+    assert counts.most_common(1)[0][1] == ALIKE
+    # None was passed over but for two of its kind that are faster.
+    for place in set(range(places[-1])) - set(places):
+        ahead = [each for each in runner.confirmed if places[runner.confirmed.index(each)] < place]
+        assert sum(kind(each) == kind(configs[place]) for each in ahead) == ALIKE
+
+
+def test_where_all_are_of_a_kind_the_fastest_race(toy_table, configs):
+    alike = [config for config in configs if kind(config) == kind(configs[0])][:20]
+    assert len(alike) > CONFIRMED
+    runner = Noisy(toy_table, lucky=None)
+    search(toy_table, Proposing(alike), Budget(len(alike)), runner)
+    assert runner.confirmed == alike[:CONFIRMED]
 
 
 class Racing(CountingRunner):

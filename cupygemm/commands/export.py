@@ -6,12 +6,8 @@ from pathlib import Path
 
 import click
 
-<<<<<<< HEAD
-from cupygemm.commands.options import FOLDER, PATH, TABLES_HELP, ProblemOf, shape_options
-from cupygemm.errors import FileError
-=======
 from cupygemm.commands.options import FOLDER, PATH, SHAPE_OPTION_NAMES, TABLES_HELP, ProblemOf, refuse, shape_options
->>>>>>> struct
+from cupygemm.errors import FileError
 from cupygemm.names import TABLE_SUFFIX
 from cupygemm.text import count
 
@@ -35,13 +31,12 @@ def export_kernel_tuner(
         raise click.BadParameter(f"{output}: Kernel Tuner reads names that end in .json", param_hint="--output")
     path = Path(table)
     problem = None if path.name.endswith(TABLE_SUFFIX) else problem_of(table)
-<<<<<<< HEAD
-    if problem is None and not path.exists():
-        raise FileError(f"{path}: no such file; `cupygemm record` writes tables, and the package's go by their MxNxK")
-=======
     if problem is None:
         refuse(ctx, {*SHAPE_OPTION_NAMES, "tables"}, "the file says of which problem it is")
->>>>>>> struct
+        if not path.exists():
+            raise FileError(
+                f"{path}: no such file; `cupygemm record` writes tables, and the package's go by their MxNxK"
+            )
     from cupygemm.search.kernel_tuner_export import export
     from cupygemm.search.recorded import find_table
     from cupygemm.search.table import Table

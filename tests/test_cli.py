@@ -204,6 +204,12 @@ def test_replay_in_place_of_a_gpu_is_said_first(run, tables):
     failed(run(problem="64x64x64"), "no Hopper GPU found")
 
 
+def test_a_replay_for_want_of_cupy_says_so(run, monkeypatch):
+    monkeypatch.setattr("cupygemm.kernels.driver.why_not_asked", lambda: "CuPy is not installed: do this")
+    assert run("--budget", "2").stdout.startswith("no GPU was looked for: CuPy is not installed: do this: replaying")
+    failed(run(problem="64x64x64"), "no GPU was looked for: CuPy is not installed: do this, and nothing to replay")
+
+
 def test_a_folder_of_tables_that_is_not_there_is_said(run, tmp_path):
     failed(run("--device", "replay", "--tables", str(tmp_path / "nowhere")), "nowhere: no such folder")
 

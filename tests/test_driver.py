@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,17 @@ def test_a_folder_that_cupy_cannot_make_is_named_with_the_variable(monkeypatch: 
     with pytest.raises(PermissionError, match="CUPY_CACHE_DIR names another") as caught:
         driver.cupy.__wrapped__()
     assert caught.value.filename == "/home/.cupy"
+
+
+def test_a_driver_without_cupy_is_why_no_device_was_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(driver, "KERNEL_MODULE", tmp_path)
+    monkeypatch.setattr(driver, "cupy", no_cupy)
+    assert driver.why_not_asked() == "CuPy is not installed"
+    monkeypatch.setattr(driver, "cupy", lambda: None)
+    assert driver.why_not_asked() is None
+    monkeypatch.setattr(driver, "KERNEL_MODULE", tmp_path / "nothing")
+    monkeypatch.setattr(driver, "cupy", no_cupy)
+    assert driver.why_not_asked() is None
 
 
 class Result(enum.IntEnum):

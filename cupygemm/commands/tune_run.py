@@ -89,7 +89,12 @@ def _open_target(request: TuneRequest) -> Target:
         return replay_target(request.problem, request.tables)
     except FileError as error:
         remedy = "name a problem that is recorded, or tune this one where there is a Hopper GPU"
-        raise FileError(f"no Hopper GPU found, and nothing to replay: {error}; {remedy}") from error
+        raise FileError(f"{_why_replayed()}, and nothing to replay: {error}; {remedy}") from error
+
+
+def _why_replayed() -> str:
+    why = driver.why_not_asked()
+    return "no Hopper GPU found" if why is None else f"no GPU was looked for: {why}"
 
 
 def _gpu_target(request: TuneRequest, index: int) -> Target:
@@ -118,7 +123,7 @@ def _tune(request: TuneRequest, target: Target) -> None:
     strategy = _strategy(chosen.strategy, context, view)
     store = _open_store(request, target)
     if request.device == "auto" and target.recorded is not None:
-        view.note(f"no Hopper GPU found: replaying times recorded on {printable(target.device.name)}")
+        view.note(f"{_why_replayed()}: replaying times recorded on {printable(target.device.name)}")
     _warn(printable(str(chosen)))
     with nullcontext() if store is None else closing(store):
         log = _TrialLog(store, target, request.problem)

@@ -120,6 +120,17 @@ def devices() -> tuple[int, ...]:
     return tuple(range(_ask(lambda runtime: runtime.getDeviceCount()) or 0))
 
 
+def why_not_asked() -> str | None:
+    """Why no device was looked for though a driver is loaded; None where that is not so."""
+    if not KERNEL_MODULE.exists():
+        return None
+    try:
+        cupy()
+    except LaunchError as error:
+        return str(error)
+    return None
+
+
 def newest_cuda() -> tuple[int, int] | None:
     """The newest CUDA version that the installed driver runs; None without CuPy or a driver."""
     version = _ask(lambda runtime: runtime.driverGetVersion())

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from cupygemm.bundles.bundle import Bundle
+    from cupygemm.choosing.choice import Choice
     from cupygemm.config import KernelConfig, KernelSpec
     from cupygemm.device import DeviceSpec
     from cupygemm.errors import (
@@ -35,12 +36,13 @@ if TYPE_CHECKING:
     from cupygemm.runtime.api import explain, matmul, plan, use
     from cupygemm.runtime.patching import patch
     from cupygemm.runtime.planned import MatmulPlan
-    from cupygemm.runtime.warming import warmup
+    from cupygemm.runtime.warming import Warmup, warmup
 
 _MODULE_OF = {
     "Bundle": "bundles.bundle",
     "BundleError": "errors",
     "CaptureError": "errors",
+    "Choice": "choosing.choice",
     "CompileError": "errors",
     "ConfigError": "errors",
     "CupygemmError": "errors",
@@ -54,6 +56,7 @@ _MODULE_OF = {
     "ProblemError": "errors",
     "SettingError": "errors",
     "VerificationError": "errors",
+    "Warmup": "runtime.warming",
     "explain": "runtime.api",
     "matmul": "runtime.api",
     "patch": "runtime.patching",
@@ -67,6 +70,7 @@ __all__ = [
     "Bundle",
     "BundleError",
     "CaptureError",
+    "Choice",
     "CompileError",
     "ConfigError",
     "CupygemmError",
@@ -80,6 +84,7 @@ __all__ = [
     "ProblemError",
     "SettingError",
     "VerificationError",
+    "Warmup",
     "__version__",
     "explain",
     "matmul",

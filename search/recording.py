@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from cupygemm.config import KernelConfig, KernelSpec
@@ -17,6 +18,8 @@ from cupygemm.problem import Problem
 from cupygemm.search.runner import Sweeping
 from cupygemm.search.subspace import SubSpace
 from cupygemm.search.table import Table
+
+Known = Mapping[Problem, Mapping[KernelConfig, Measurement]]
 
 MAX_FAILURES = 200
 """Failures that a report spells out; it counts all."""
@@ -29,6 +32,7 @@ class Recording:
     Attributes:
         wanted: (problem, config) pairs that the tables need.
         pairs: pairs measured, by problem.
+        resumed: of them, how many were measured before.
         seconds: wall time of the sweep, once all is compiled.
         compiles, compile_seconds: kernels compiled ahead of it, and the wall time that took.
         stopped_by: "done", "seconds" or "interrupted".
@@ -36,6 +40,7 @@ class Recording:
 
     wanted: int = 0
     pairs: dict[Problem, dict[KernelConfig, Measurement]] = field(default_factory=dict)
+    resumed: int = 0
     seconds: float = 0.0
     compiles: int = 0
     compile_seconds: float = 0.0
@@ -45,6 +50,11 @@ class Recording:
     def measured(self) -> int:
         """Pairs measured."""
         return sum(map(len, self.pairs.values()))
+
+    @property
+    def pairs_per_minute(self) -> float | None:
+        """Of wall time, those measured before left out; None before any time has passed."""
+        return _per_minute(self.measured - self.resumed, self.seconds)
 
     @property
     def complete(self) -> bool:
@@ -70,7 +80,8 @@ class Recording:
             "pairs": self.measured,
             "pairs_wanted": self.wanted,
             "seconds": round(self.seconds, 3),
-            "pairs_per_minute": _per_minute(self.measured, self.seconds),
+            "pairs_resumed": self.resumed,
+            "pairs_per_minute": self.pairs_per_minute,
             "compiles": self.compiles,
             "compile_seconds": round(self.compile_seconds, 3),
             "compiles_per_minute": _per_minute(self.compiles, self.compile_seconds),
@@ -96,6 +107,7 @@ def record(
     device: DeviceSpec,
     limit_s: float | None = None,
     on_record: Callable[[Record, Recording], None] = lambda record, recording: None,
+    known: Known = MappingProxyType({}),
 ) -> Recording:
     """Compiles and then measures every legal point of a sub-space for every problem. Ctrl-C and the limit end it early.
 
@@ -108,15 +120,19 @@ def record(
         device: the GPU, for what is legal.
         limit_s: wall time of the measuring after which to stop, seconds.
         on_record: called after each pair, with the recording so far.
+        known: by problem, what was measured before. A config that is known for all problems of its spec is not measured
+            again; another one is, for all of them, since its kernel is loaded anyway.
     """
     plan = [(group, list(subspace.configs(spec, device))) for spec, group in _by_spec(problems).items()]
     recording = Recording(sum(len(group) * len(configs) for group, configs in plan), {p: {} for p in problems})
+    left = [(group, _not_known(group, configs, known, recording)) for group, configs in plan]
+    recording.resumed = recording.measured
     started = time.monotonic()
     try:
-        recording.compiles = sum(runner.compile_ahead(group, configs) for group, configs in plan)
+        recording.compiles = sum(runner.compile_ahead(group, configs) for group, configs in left)
         recording.compile_seconds = time.monotonic() - started
         started = time.monotonic()
-        for group, configs in plan:
+        for group, configs in left:
             for found in runner.sweep(group, configs):
                 recording.pairs[found.problem][found.config] = found.measurement
                 recording.seconds = time.monotonic() - started
@@ -147,6 +163,20 @@ def tables_of(
         Table.of(problem, device, subspace, measurements, provenance, baselines[problem])
         for problem, measurements in recording.pairs.items()
     ]
+
+
+def _not_known(
+    group: Sequence[Problem], configs: Sequence[KernelConfig], known: Known, recording: Recording
+) -> list[KernelConfig]:
+    """The configs to be measured; what is known of the others goes into the recording."""
+    left = []
+    for config in configs:
+        if all(config in known.get(problem, {}) for problem in group):
+            for problem in group:
+                recording.pairs[problem][config] = known[problem][config]
+        else:
+            left.append(config)
+    return left
 
 
 def _per_minute(count: int, seconds: float) -> float | None:

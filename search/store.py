@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from filelock import FileLock
 
 from cupygemm import settings
 from cupygemm.config import KernelConfig
 from cupygemm.errors import FileError
-from cupygemm.measurement import Measurement, Record
+from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.problem import Problem
 
 VERSION = 1
 """Of the tables below, kept in SQLite's user_version."""
 BUSY_S = 60.0
 """How long to wait for another process's write."""
+
+ALIKE = ("device", "driver", "cuda", "cublas", "cupy", "nvrtc")
+"""Fields of a provenance that times which stand side by side have in common, beside the digest of the kernel."""
 
 ELSEWHERE = "another place: --store FILE or CUPYGEMM_DATA_DIR"
 
@@ -109,6 +112,19 @@ class TrialStore:
                 provenance,
             )
 
+    def alike(self, problem: Problem, facts: Mapping[str, Any]) -> dict[KernelConfig, Measurement]:
+        """What was measured of a problem, and ran, on such a GPU with such software and kernels: each config's last.
+
+        Args:
+            facts: of now, as `provenance.collect` gives them.
+        """
+        return {
+            record.config: record.measurement
+            for record in self.records(problem)
+            if record.measurement.status is Status.OK
+            and all(record.provenance.get(name) == facts.get(name) for name in (*ALIKE, _digest_name(record.config)))
+        }
+
     def __len__(self) -> int:
         return int(self._connection.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
 
@@ -140,3 +156,8 @@ class TrialStore:
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.executescript(_CREATE)
         self._connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _digest_name(config: KernelConfig) -> str:
+    """The field of a provenance that says which sources a config's kernel is made of."""
+    return "cp_async_source_digest" if config.cp_async_stages else "source_digest"

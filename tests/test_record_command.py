@@ -44,17 +44,19 @@ class MadeUpGpu(ReplayRunner):
         for index, config in enumerate(configs):
             if index == self.stop_at:
                 raise KeyboardInterrupt
+            self.swept.append(config)
             for problem in problems:
-                yield Record(problem, config, type(self).model(config))
+                yield Record(problem, config, type(self).model(config), self.facts)
 
 
 @pytest.fixture
 def gpu(monkeypatch, toy, toy_table, model):
-    kind = type("Gpu", (MadeUpGpu,), {"model": staticmethod(model), "table": toy_table})
+    facts = {"date": "2026-11-29", "driver": "580.1", "source_digest": "d1"}
+    kind = type("Gpu", (MadeUpGpu,), {"model": staticmethod(model), "table": toy_table, "facts": facts, "swept": []})
     monkeypatch.setattr("cupygemm.search.gpu_target.GpuRunner", kind)
     monkeypatch.setattr(
         "cupygemm.measuring.provenance.collect",
-        lambda device, command, commit=None, reading=None: {"date": "2026-11-29", "commit": commit, "driver": "580.1"},
+        lambda device, command, commit=None, reading=None: {**kind.facts, "commit": commit},
     )
     monkeypatch.setattr(driver, "hopper_devices", lambda: [0])
     monkeypatch.setattr(driver, "device_spec", lambda index: H200)
@@ -94,6 +96,36 @@ def test_an_interrupted_record_writes_no_table_and_loses_nothing(gpu, tmp_path):
     with TrialStore(tmp_path / "s.sqlite") as store:
         assert len(store) == 20
     assert json.loads((tmp_path / "r.json").read_text())["summary"]["stopped_by"] == "interrupted"
+
+
+def test_a_record_goes_on_where_it_was_interrupted(gpu, tmp_path, toy_table):
+    gpu.stop_at = 10
+    assert "--resume goes on from there" in record(tmp_path).stderr
+    gpu.stop_at = None
+    gpu.swept.clear()
+    result = record(tmp_path, "--resume")
+    assert result.exit_code == 0, result.output
+    failing = [config for config, row in toy_table.rows.items() if row.us is None]
+    # What did not run is tried again.
+    assert len(gpu.swept) == len(toy_table.rows) - 10 + sum(config in failing for config in list(toy_table.rows)[:10])
+    for problem in (PROBLEM, SMALL):
+        table = find_table(problem, tmp_path / "out")
+        table.check_exhaustive()
+        assert table.rows == toy_table.rows
+    summary = json.loads((tmp_path / "r.json").read_text())["summary"]
+    assert summary["pairs_resumed"] == 2 * (len(toy_table.rows) - len(gpu.swept))
+    assert summary["pairs"] == summary["pairs_wanted"]
+
+
+@pytest.mark.parametrize("field", ["driver", "source_digest"])
+def test_a_record_does_not_go_on_with_what_was_measured_otherwise(gpu, tmp_path, toy_table, field):
+    gpu.stop_at = 10
+    record(tmp_path)
+    gpu.stop_at = None
+    gpu.swept.clear()
+    gpu.facts = {**gpu.facts, field: "another"}
+    assert record(tmp_path, "--resume").exit_code == 0
+    assert len(gpu.swept) == len(toy_table.rows)
 
 
 def test_record_needs_a_gpu(gpu, tmp_path, monkeypatch):

@@ -33,6 +33,9 @@ from cupygemm.names import SUBSPACES, WIDE
 @click.option("-o", "--output", "folder", type=FOLDER, required=True, help="Folder to write the tables in.")
 @commit_option
 @click.option("--limit-seconds", type=click.FloatRange(min=0, min_open=True), help="Give up after this long.")
+@click.option(
+    "--resume", is_flag=True, help="Take what the store has of such a GPU, with such software and the same kernels."
+)
 @click.option("--report", type=PATH, help="JSON file for counts and rates.")
 @click.option("--store", type=PATH, help=f"{STORE_HELP}.")
 def record_command(shapes: tuple[str, ...], problem_of: ProblemOf, **options: Any) -> None:

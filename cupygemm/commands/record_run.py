@@ -35,6 +35,7 @@ class RecordRequest:
         folder: where the tables go.
         commit: to name in the provenance; None to ask git.
         limit_seconds: of measuring.
+        resume: whether what the store has already is taken.
         report: JSON file for counts and rates.
         store: where trials go; None for the default.
         command: the command line, for the provenance.
@@ -46,6 +47,7 @@ class RecordRequest:
     folder: Path
     commit: str | None
     limit_seconds: float | None
+    resume: bool
     report: Path | None
     store: Path | None
     command: str
@@ -80,7 +82,11 @@ def _measure(request: RecordRequest, runner: GpuRunner) -> list[Table]:
             store.append(found, runner.device)
             _show_progress(recording)
 
-        recording = record(request.problems, subspace, runner, device, request.limit_seconds, on_record)
+        known = {}
+        if request.resume:
+            now = provenance.collect(request.device, request.command, request.commit)
+            known = {problem: store.alike(problem, now) for problem in request.problems}
+        recording = record(request.problems, subspace, runner, device, request.limit_seconds, on_record, known)
     facts = provenance.collect(request.device, request.command, request.commit, recording.reading)
     _write_report(request, recording, facts)
     if not recording.complete:
@@ -91,13 +97,14 @@ def _measure(request: RecordRequest, runner: GpuRunner) -> list[Table]:
 
 def _show_progress(recording: Recording, every: int = 100) -> None:
     if recording.measured % every == 0 or recording.complete:
-        rate = 60 * recording.measured / max(recording.seconds, 1e-9)
+        rate = recording.pairs_per_minute or 0
         click.echo(f"{recording.measured}/{recording.wanted} pairs, {recording.seconds:.0f} s, {rate:.0f} a minute")
 
 
 def _unfinished(recording: Recording, store: Path) -> str:
     done = f"{recording.measured} of {recording.wanted} pairs measured"
-    return f"no table written: {done}, {STOPPED[recording.stopped_by]}; what was measured is in {store}"
+    kept = f"what was measured is in {store}, and --resume goes on from there"
+    return f"no table written: {done}, {STOPPED[recording.stopped_by]}; {kept}"
 
 
 def _write_report(request: RecordRequest, recording: Recording, facts: dict[str, Any]) -> None:

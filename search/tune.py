@@ -23,6 +23,9 @@ ALIKE = 2
 """Of these, at most, that have a tile and a way to share it in common, as long as there are others. The fastest few of
 a search mostly do, and which kind is fastest depends on how long the GPU is kept busy: at 2048x2048x4096 tiles of
 128x256 win the short runs of a search, and lose by 1% after half a second of load, when power sets the clock."""
+NEAR = 1.1
+"""Times the cost of the last of the fastest few: beyond that another kind of config cannot win, whatever a load changes,
+and takes no place from a third of the same kind."""
 BARREN_ASKS = 25
 """Asks in a row without a new config after which a strategy has nothing more to say."""
 
@@ -215,14 +218,16 @@ def _confirm(run: _Run) -> list[Timed]:
 
 
 def _finalists(ranked: Sequence[Timed]) -> list[Timed]:
-    """The fastest, of each kind `ALIKE` at most, and then of those left over, in the order of their cost."""
+    """The fastest: first those `NEAR` the fastest few, of each kind `ALIKE` at most, then whoever is left."""
+    few = [measurement.cost or 0.0 for _, measurement in ranked[:CONFIRMED]]
+    most = NEAR * max(few, default=0.0)
     seen: Counter[tuple[int | bool, ...]] = Counter()
     first: list[Timed] = []
     others: list[Timed] = []
-    for timed in ranked:
-        kind = _KIND(timed[0])
-        seen[kind] += 1
-        (first if seen[kind] <= ALIKE else others).append(timed)
+    for config, measurement in ranked:
+        seen[_KIND(config)] += 1
+        is_first = seen[_KIND(config)] <= ALIKE and (measurement.cost or 0.0) <= most
+        (first if is_first else others).append((config, measurement))
     kept = {config for config, _ in [*first, *others][:CONFIRMED]}
     return [timed for timed in ranked if timed[0] in kept]
 

@@ -24,8 +24,8 @@ ALIKE = 2
 a search mostly do, and which kind is fastest depends on how long the GPU is kept busy: at 2048x2048x4096 tiles of
 128x256 win the short runs of a search, and lose by 1% after half a second of load, when power sets the clock."""
 NEAR = 1.1
-"""Times the cost of the last of the fastest few: beyond that another kind of config cannot win, whatever a load changes,
-and takes no place from a third of the same kind."""
+"""Times the cost of the last of the fastest few: beyond that another kind of config cannot win, whatever a load
+changes, and takes no place from a third of the same kind."""
 BARREN_ASKS = 25
 """Asks in a row without a new config after which a strategy has nothing more to say."""
 

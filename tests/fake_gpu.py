@@ -116,6 +116,11 @@ class DeviceArray(np.ndarray):
     """A NumPy array with what CuPy's have besides: `device`, and an address that is `data.ptr`."""
 
     home: FakeDevice
+    made_by: Any = None
+
+    def __new__(cls, shape: Any, dtype: Any = np.float64) -> DeviceArray:
+        """A new one, of the GPU that a test has: views and copies are not made here."""
+        return cls.made_by(shape, dtype)
 
     def __array_finalize__(self, parent: Any) -> None:
         self.home = getattr(parent, "home", None)
@@ -418,6 +423,7 @@ class FakeGpu:
             driver=SimpleNamespace(CUDADriverError=CudaError),
             function=SimpleNamespace(CPointer=lambda address: SimpleNamespace(address=address)),
         )
+        DeviceArray.made_by = staticmethod(gpu.empty)
         return SimpleNamespace(
             cuda=cuda,
             random=np.random,

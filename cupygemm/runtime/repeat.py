@@ -54,7 +54,8 @@ class Repeat:
         self._residual_is_alike = residual is not None and _layout(residual) == _layout(result)
         self._pair_alignment = pair_alignment(own.posed.product_shape[-1], own.dtype.itemsize)
         cupy = driver.cupy()
-        self._empty, self._stream = cupy.empty, cupy.cuda.get_current_stream
+        # What cupy.empty calls, without what it does besides: 1.5 in place of 1.9 µs.
+        self._empty, self._stream = cupy.ndarray, cupy.cuda.get_current_stream
         self._device = a.device.id
 
     def _read(self, own: Own) -> tuple[Any, Any]:

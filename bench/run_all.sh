@@ -67,6 +67,9 @@ timeout 60 "$python" -m bench.host -o "$out/host.json"
 timeout 60 "$python" -m bench.stacks -o "$out/stacks.json"
 timeout 120 "$python" -m bench.packing -o "$out/packing.json"
 
+step found
+timeout 260 "$python" -m bench.found 2048x2048x4096 -o "$out/found.json"
+
 step unseen
 timeout 320 "$python" -m bench.survey -o "$out/survey.jsonl"
 timeout 300 "$python" -m bench.unseen -o "$out/unseen.json"

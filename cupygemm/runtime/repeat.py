@@ -54,7 +54,7 @@ class Repeat:
         self._residual_is_alike = residual is not None and _layout(residual) == _layout(result)
         self._pair_alignment = pair_alignment(own.posed.product_shape[-1], own.dtype.itemsize)
         cupy = driver.cupy()
-        # What cupy.empty calls, without what it does besides: 1.5 in place of 1.9 µs.
+        # What cupy.empty calls, without what it does besides: 1.5 in place of 1.9 µs (CuPy 14.2, without a GPU).
         self._empty, self._stream = cupy.ndarray, cupy.cuda.get_current_stream
         self._device = a.device.id
 

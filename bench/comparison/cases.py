@@ -57,6 +57,11 @@ class Source:
     group: str
 
     @cached_property
+    def digest_alone(self) -> str:
+        """Of the file, which is all that cold searches depend on."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()[:16]
+
+    @cached_property
     def digest(self) -> str:
         """Of the file and of those beside it, which seeded searches begin with."""
         whole = hashlib.sha256(self.path.read_bytes())

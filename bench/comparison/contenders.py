@@ -98,6 +98,11 @@ def kind(name: str) -> str:
     return name.partition(":")[0] if ":" in name else "cupygemm"
 
 
+def is_seeded(name: str) -> bool:
+    """Whether a contender's searches depend on the tables beside the one that is searched."""
+    return name.endswith(own.SEEDED)
+
+
 def different_seeds(name: str, group: str) -> int | None:
     """How many seeds make a difference to a contender on a group of tables; None for all of them."""
     return own.different_seeds(name, group) if kind(name) == "cupygemm" else None

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ import click
 from bench.command import command_line
 from bench.ladder import legal_steps, measured, ready
 from bench.rows import over_cublas
-from bench.steps import STEPS, Steps
+from bench.steps import STEPS, Steps, best_of_table
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.commands.options import problem_argument
-from cupygemm.errors import FileError
 from cupygemm.kernels import driver
 from cupygemm.measuring import provenance
 from cupygemm.measuring.gpu_lock import holding_gpu
@@ -35,7 +33,6 @@ from cupygemm.measuring.results import times_document, write_results
 from cupygemm.measuring.suites import SUITES
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import find_table
 
 
 @click.command()
@@ -92,9 +89,7 @@ def problem_words(problem: Problem) -> list[str]:
 
 def best_known(problem: Problem) -> Steps:
     """Steps of the suites that have the problem, and the best of its recorded table, where it has one."""
-    steps: Steps = {}
-    with suppress(FileError):
-        steps["the best of its table"] = find_table(problem).optimum[0]
+    steps = best_of_table(problem)
     for suite, configs in STEPS.items():
         if problem in SUITES[suite].problems:
             steps |= configs

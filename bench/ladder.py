@@ -2,10 +2,11 @@
 
     python -m bench.ladder headline squares -o bench/results/ladder.json --bundle tuned.yaml
 
-docs/ladder.md and docs/small.md say what each step of bench/steps.py was expected to do; the steps of grid_sample are
-suggestions of the policy that ships and guesses by the estimate, or (--sooner) what was best before and configs that
-begin sooner; of them the fastest alone gets rows. The fastest step of a problem goes into the bundle: by turns, or with
---sustained by the geometric mean of both ways of measuring.
+docs/ladder.md and docs/small.md say what each step of bench/steps.py was expected to do; beside them stands the best
+config of a problem's recorded table. The steps of grid_sample are suggestions of the policy that ships and guesses by
+the estimate, or (--sooner) what was best before and configs that begin sooner; of them the fastest alone gets rows. The
+fastest step of a problem goes into the bundle: by turns, or with --sustained by the geometric mean of both ways of
+measuring.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import click
 from bench.command import command_line
 from bench.relatives import Best, bests, relatives
 from bench.rows import over_cublas
-from bench.steps import STEPS, Steps, sooner
+from bench.steps import STEPS, Steps, best_of_table, sooner
 from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
@@ -132,14 +133,15 @@ def main(
 
 
 def steps_of(suite: str, problem: Problem, known: Sequence[Best] = (), is_sooner: bool = False) -> Steps:
-    """Configs by name: those of the suite, or suggestions and guesses, named after what tells them apart.
+    """Configs by name: those of the suite and the best of the problem's table, or suggestions and guesses, named after
+    what tells them apart.
 
     Args:
         known: what was best elsewhere, to be tried in their place.
         is_sooner: few of those, and `sooner`.
     """
     if suite in STEPS:
-        return STEPS[suite]
+        return STEPS[suite] | best_of_table(problem)
     if is_sooner:
         return {_named(config): config for config in (*relatives(problem, known, BEST_BEFORE), *sooner(problem))}
     if known:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from cupygemm.config import KernelConfig
+from cupygemm.errors import FileError
 from cupygemm.problem import Problem
+from cupygemm.search.recorded import find_table
 from cupygemm.search.seeds import SOON_ENOUGH
 
 Steps = dict[str, KernelConfig]
@@ -239,6 +243,13 @@ MANY_TILES = (
 """The same for more tiles than SMs, or nearly so."""
 FEW_TILES = 66
 """Of 64x64: half an H200's SMs."""
+
+
+def best_of_table(problem: Problem) -> Steps:
+    """The best config of the problem's recorded table; nothing where it has none."""
+    with suppress(FileError):
+        return {"the best of its table": find_table(problem).optimum[0]}
+    return {}
 
 
 def sooner(problem: Problem) -> list[KernelConfig]:

@@ -98,21 +98,18 @@ class MatmulPlan:
             and type(a) is ndarray
             and a.dtype is of_a.dtype
             and a.shape == of_a.shape
-            and a._c_contiguous is of_a.is_contiguous
-            and (of_a.is_contiguous or of_a.look(a) == of_a.seen)
+            and (a._c_contiguous if of_a.is_contiguous else of_a.look(a) == of_a.seen)
             and type(b) is ndarray
             and b.dtype is of_b.dtype
             and b.shape == of_b.shape
-            and b._c_contiguous is of_b.is_contiguous
-            and (of_b.is_contiguous or of_b.look(b) == of_b.seen)
+            and (b._c_contiguous if of_b.is_contiguous else of_b.look(b) == of_b.seen)
             and (
                 self._may_be_new
                 if out is None
                 else type(out) is ndarray
                 and out.dtype is of_out.dtype
                 and out.shape == of_out.shape
-                and out._c_contiguous is of_out.is_contiguous
-                and (of_out.is_contiguous or of_out.look(out) == of_out.seen)
+                and (out._c_contiguous if of_out.is_contiguous else of_out.look(out) == of_out.seen)
             )
             and (not self._several_devices or self._are_here(a, b, out))
         ):
@@ -241,11 +238,10 @@ class _Kind:
         """Whether an array is certainly of this kind; it may be where this says no."""
         if array is None or type(array) is not self.type:
             return array is None and self.layout is None
-        return not (
-            array.dtype is not self.dtype
-            or array.shape != self.shape
-            or array._c_contiguous is not self.is_contiguous
-            or (not self.is_contiguous and self.look(array) != self.seen)
+        return bool(
+            array.dtype is self.dtype
+            and array.shape == self.shape
+            and (array._c_contiguous if self.is_contiguous else self.look(array) == self.seen)
         )
 
 

@@ -257,6 +257,13 @@ _CORE = SubSpace(
     ),
 )
 
+
+def _restrictions(depth: str) -> tuple[Restriction, ...]:
+    """Those of `wide` and `small`, which differ in what they ask of the pipeline's depth."""
+    rules = ("consumers by rows", depth, "clusters that pay", "way out", "long stages", "departures at launch")
+    return tuple(RESTRICTIONS[rule] for rule in rules)
+
+
 _WIDE = SubSpace(
     name=WIDE,
     knobs=completed(
@@ -283,17 +290,7 @@ _WIDE = SubSpace(
             Knob("prefetch", (0, 2, 12)),
         )
     ),
-    restrictions=tuple(
-        RESTRICTIONS[rule]
-        for rule in (
-            "consumers by rows",
-            "pipeline depth",
-            "clusters that pay",
-            "way out",
-            "long stages",
-            "departures at launch",
-        )
-    ),
+    restrictions=_restrictions("pipeline depth"),
 )
 
 _SMALL = SubSpace(
@@ -323,17 +320,7 @@ _SMALL = SubSpace(
             Knob("cp_async_stages", (0, 1, 2, 4)),
         )
     ),
-    restrictions=tuple(
-        RESTRICTIONS[rule]
-        for rule in (
-            "consumers by rows",
-            "depth beside copies",
-            "clusters that pay",
-            "way out",
-            "long stages",
-            "departures at launch",
-        )
-    ),
+    restrictions=_restrictions("depth beside copies"),
 )
 
 SUBSPACES = {subspace.name: subspace for subspace in (_CORE, _WIDE, _SMALL)}

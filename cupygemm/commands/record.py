@@ -27,7 +27,7 @@ from cupygemm.names import SUBSPACES, WIDE
     type=click.Choice(SUBSPACES),
     default=WIDE,
     show_default=True,
-    help="What is measured; docs/tuning.md says what each has. The package's tables are of wide.",
+    help="What is measured; docs/tuning.md says what each has. The package's tables are of wide and small.",
 )
 @gpu_option
 @click.option("-o", "--output", "folder", type=FOLDER, required=True, help="Folder to write the tables in.")

@@ -10,11 +10,11 @@ run is in bench/comparison/. `random` is not run: its expectation is exact.
 
 Every search that ends is noted in the first file of `--progress`, seed by seed: the same command goes on where it was
 ended, and does again only what a change of the tables, of a package or of our strategies has made stale. What several
-machines did is put together by naming all their files. Policies that have not learnt from the family that is searched
-are trained first and kept in `--work`. `--tables` names folders with tables of our own, which take the place of those
-of the package, or with cache files of Kernel Tuner, which come beside them; `--strategies` and `--only` choose. What
-is written is of the searches that are done of what was chosen: a strategy takes part in a group of tables with the
-seeds that all of its tables were searched with.
+machines did is put together by naming all their files; those of bench/results/searches.jsonl.gz are among them.
+Policies that have not learnt from the family that is searched are trained first and kept in `--work`. `--tables` names
+folders with tables of our own, which take the place of those of the package, or with cache files of Kernel Tuner, which
+come beside them; `--strategies` and `--only` choose. What is written is of the searches that are done of what was
+chosen: a strategy takes part in a group of tables with the seeds that all of its tables were searched with.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ from cupygemm.measuring.results import COMPARISON_SCHEMA, write_results
 
 BUDGETS = (50, 150, 500)
 SEEDS = 30
+PROGRESS = Path("build/compare/progress.jsonl")
+SEARCHES = Path(__file__).parent / "results" / "searches.jsonl.gz"
+"""The searches that bench/results/compare.json is of, published so that nobody has to make them again."""
 SCORES = "search.json"
 """What is written beside the comparison: its scores on our own tables, in a form that other programs rely on."""
 ONE_THREAD = {
@@ -106,8 +109,9 @@ def _parser() -> argparse.ArgumentParser:
         *("--progress",),
         nargs="+",
         type=Path,
-        default=[Path("build/compare/progress.jsonl")],
-        help="files of searches that are done; what is done now goes to the first",
+        default=[PROGRESS, *([SEARCHES] if SEARCHES.exists() else [])],
+        help=f"files of searches that are done; what is done now goes to the first (default: {PROGRESS}, and what is "
+        f"published in {SEARCHES.name})",
     )
     parser.add_argument("--work", type=Path, default=Path("build/compare"), help="folder for policies and cache files")
     parser.add_argument("--commit", help="of the source, in place of what git says, or of --sources")

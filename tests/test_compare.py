@@ -237,6 +237,12 @@ def test_progress_is_kept_and_a_line_that_was_cut_off_is_passed_over(tmp_path: P
     elsewhere.write_text(elsewhere.read_text() + '{"digest"')
     assert set(Progress(path, elsewhere).done) == {first, second, third}
     assert third not in Progress(path).done
+    packed = tmp_path / "published.jsonl.gz"
+    packed.write_bytes(gzip.compress(elsewhere.read_bytes()))
+    assert set(Progress(path, packed).done) == {first, second, third}
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(FileError, match=r"published\.jsonl\.gz: Compressed file ended"):
+        Progress(path, packed)
     with pytest.raises(FileError, match=r"nowhere\.jsonl: No such file"):
         Progress(path, tmp_path / "nowhere.jsonl")
     path.write_text("{}\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +35,7 @@ class Progress:
 
         Args:
             path: of the file; it is made where there is none.
-            others: of files with searches that were done elsewhere.
+            others: of files with searches that were done elsewhere; what ends in .gz is unpacked.
 
         Raises:
             FileError: another line is no record of a search, or one of the others cannot be read.
@@ -62,8 +64,10 @@ def _read(path: Path) -> dict[Key, Outcome]:
     """What the whole lines of a file hold."""
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror or error}") from error
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise FileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     lines = data[: data.rfind(b"\n") + 1].decode().splitlines()
     return dict(_parsed(path, number, line) for number, line in enumerate(lines, start=1))
 

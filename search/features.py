@@ -71,6 +71,7 @@ _CONFIG: dict[str, Callable[[KernelConfig], float]] = {
     "keep_b": lambda c: c.keep_b,
     "keep_out": lambda c: c.keep_out,
     "log2 prefetch": lambda c: math.log2(1 + c.prefetch),
+    "log2 copied stages": lambda c: math.log2(1 + c.cp_async_stages),
 }
 _BOTH = (
     "behind",

@@ -12,6 +12,7 @@ class TrainingOptions:
     """How a policy is trained.
 
     Attributes:
+        members: networks of which the policy is the mean: they differ in where they start and in what they draw.
         hidden: length of each of the two hidden layers.
         prior: weight of log2 of the estimate in a score at the start: -ln 2 / temperature would imitate it.
         cloning_steps: full-batch steps that imitate what was fast.
@@ -26,6 +27,7 @@ class TrainingOptions:
         kept: configs of each table that the policy may choose from where a space is too large to be walked.
     """
 
+    members: int = 5
     hidden: int = 32
     prior: float = -7.0
     cloning_steps: int = 200

@@ -21,7 +21,7 @@ from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.space import FIELD_NAMES
 from cupygemm.search.table import Table
-from cupygemm.search.transfer import Batch, clone, create, draw, layers_of, log_probs, optimizer, update
+from cupygemm.search.transfer import Batch, clone, create, draw, layers_of, log_probs, optimizer_state, update
 from cupygemm.search.transfer_options import TrainingOptions
 from cupygemm.search.weights import PolicyWeights, Standard
 
@@ -73,11 +73,11 @@ def train(
 
 
 def _improve(options: TrainingOptions, networks: Networks, data: _Data, replay: _Replay, key: jax.Array) -> Networks:
-    """PPO on all problems together, answered from their tables."""
-    state = optimizer(options).init(networks)
+    """PPO of each member on all problems together, answered from their tables."""
+    state = optimizer_state(options, networks)
     for index in range(options.updates):
         drawn = draw(options, networks.policy, data.batch, jax.random.fold_in(key, index))
-        rewards = replay.rewards(np.asarray(drawn.choices))
+        rewards = np.array([replay.rewards(each) for each in np.asarray(drawn.choices)])
         worths = np.exp(rewards / options.reward_temperature).astype(np.float32)
         networks, state, _ = update(options, networks, state, data.batch, drawn, worths)
     return networks

@@ -28,7 +28,7 @@ from cupygemm.problem import Problem
 from cupygemm.search.features import BEHIND, FEATURES
 from cupygemm.search.space import FIELD_NAMES
 
-SCHEMA = "cupygemm.policy/1"
+SCHEMA = "cupygemm.policy/2"
 MAX_BYTES = 16 * 1024 * 1024
 """Most bytes that a file may unpack to."""
 MOST_STANDARD = 4.0
@@ -66,12 +66,13 @@ class Standard(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyWeights:
-    """A trained policy.
+    """A trained policy: several networks, its members, whose mean counts.
 
     Attributes:
         standard: of the features.
-        layers: kernels (inputs, outputs) and biases (outputs,) of the network, the last with one output; tanh between.
-        prior: weight of log2 of the estimate, beside what the network says.
+        layers: kernels (members, inputs, outputs) and biases (members, outputs) of the networks, the last with one
+            output; tanh between.
+        prior: weights of log2 of the estimate, beside what the networks say: (members,).
         configs: that were among the fastest somewhere, to choose from where a space is too large to be walked.
         knobs: the values of each config field that were seen.
         header: `sources` (problems learnt from), `versions`, `seed`, `options`: where it comes from.
@@ -79,7 +80,7 @@ class PolicyWeights:
 
     standard: Standard
     layers: tuple[tuple[Array, Array], ...]
-    prior: float
+    prior: Array
     configs: tuple[KernelConfig, ...]
     knobs: Mapping[str, tuple[int, ...]]
     header: Mapping[str, Any]
@@ -89,13 +90,25 @@ class PolicyWeights:
         """The problems whose tables it learnt from."""
         return tuple(Problem.from_dict(source["problem"]) for source in self.header["sources"])
 
+    @property
+    def members(self) -> int:
+        """How many networks it is the mean of."""
+        return len(self.prior)
+
+    @property
+    def hidden(self) -> int:
+        """Length of the hidden layers of a member."""
+        return len(self.layers[0][1][0])
+
     def scores(self, features: Array) -> Array:
-        """Logits of configs, up to a constant of the problem: features (..., features) to (...)."""
-        hidden = self.standard(features)
-        for kernel, bias in self.layers[:-1]:
-            hidden = np.tanh(hidden @ kernel + bias)
-        kernel, bias = self.layers[-1]
-        scores: Array = (hidden @ kernel + bias)[..., 0] + np.float32(self.prior) * features[..., BEHIND]
+        """Logits of configs, means of the members', up to a constant of the problem: features (..., features) to (...).
+
+        What a member adds to all configs of a problem alike is in that constant, so nothing has to be centred first.
+        """
+        standard = self.standard(features)
+        # One after the other: what a member makes of some thousand configs stays in the cache.
+        said = [_said([(kernel[i], bias[i]) for kernel, bias in self.layers], standard) for i in range(self.members)]
+        scores: Array = np.mean(said, axis=0) + self.prior.mean() * features[..., BEHIND]
         return scores
 
     def write(self, path: Path) -> None:
@@ -109,7 +122,7 @@ class PolicyWeights:
             "header": np.frombuffer(json.dumps(head).encode(), dtype=np.uint8),
             "mean": self.standard.mean,
             "scale": self.standard.scale,
-            "prior": np.float32(self.prior),
+            "prior": self.prior,
             "configs": np.array([[getattr(c, name) for name in self.knobs] for c in self.configs], dtype=np.int16),
         }
         for index, (kernel, bias) in enumerate(self.layers):
@@ -141,15 +154,18 @@ class PolicyWeights:
         if unknown:
             raise FileError(f"knobs {', '.join(unknown)} are no fields of a config of this version")
         count = sum(name.startswith("kernel_") for name in arrays)
-        layers = tuple((_floats(arrays, f"kernel_{i}", 2), _floats(arrays, f"bias_{i}", 1)) for i in range(count))
-        shapes = [kernel.shape for kernel, _ in layers]
-        widths = [len(FEATURES), *(len(bias) for _, bias in layers)]
+        layers = tuple((_floats(arrays, f"kernel_{i}", 3), _floats(arrays, f"bias_{i}", 2)) for i in range(count))
+        shapes = [kernel.shape[1:] for kernel, _ in layers]
+        widths = [len(FEATURES), *(bias.shape[1] for _, bias in layers)]
         if not layers or widths[-1] != 1 or shapes != list(pairwise(widths)):
             raise FileError(f"layers are {shapes}: they have to lead from {len(FEATURES)} inputs to 1 output")
         mean, scale = _floats(arrays, "mean", 1), _floats(arrays, "scale", 1)
         if not len(mean) == len(scale) == len(FEATURES):
             raise FileError(f"mean and scale are of {len(mean)} and {len(scale)} features, not {len(FEATURES)}")
-        prior = float(_floats(arrays, "prior", 0))
+        prior = _floats(arrays, "prior", 1)
+        members = [len(prior), *(len(array) for layer in layers for array in layer)]
+        if len(set(members)) > 1 or not len(prior):
+            raise FileError(f"prior and layers are of {members} networks: one at least, everywhere as many")
         found = cls(Standard(mean, scale), layers, prior, _configs(arrays["configs"], tuple(knobs)), knobs, header)
         _ = found.sources  # that they are problems
         return found
@@ -164,6 +180,16 @@ def shipped_weights() -> PolicyWeights | None:
     """
     path = files("cupygemm.search").joinpath("policies", SHIPPED)
     return PolicyWeights.read(path) if path.is_file() else None
+
+
+def _said(layers: Sequence[tuple[Array, Array]], standard: Array) -> Array:
+    """What one member's network makes of standardised features (..., features): (...)."""
+    hidden = standard
+    for kernel, bias in layers[:-1]:
+        hidden = np.tanh(hidden @ kernel + bias)
+    kernel, bias = layers[-1]
+    said: Array = (hidden @ kernel + bias)[..., 0]
+    return said
 
 
 def _read_arrays(path: Traversable) -> dict[str, NDArray[Any]]:

@@ -27,7 +27,9 @@ BUDGET = 30
 def recorded(tables: Path, monkeypatch: pytest.MonkeyPatch) -> cases.Case:
     """A case whose policies are trained in a moment."""
     quick = {
-        each: replace(each.training, hidden=8, cloning_steps=30, updates=1, kept=16) if each.training else None
+        each: replace(each.training, members=2, hidden=8, cloning_steps=30, updates=1, kept=16)
+        if each.training
+        else None
         for each in VARIANTS.values()
     }
     monkeypatch.setattr(

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 pytest.importorskip("jax")
 pytest.importorskip("flax")
 
+import jax
 import jax.numpy as jnp
 
 from cupygemm import cli
@@ -33,13 +35,25 @@ from cupygemm.search.strategies import StrategyContext, guided, make_strategy
 from cupygemm.search.strategies.guided import Guided
 from cupygemm.search.suggest import Guide, suggestions
 from cupygemm.search.table import Table
-from cupygemm.search.transfer import Batch, Drawn, ScoreNet, create, log_probs, optimizer, params_of, refit, update
+from cupygemm.search.transfer import (
+    Batch,
+    Drawn,
+    ScoreNet,
+    create,
+    draw,
+    log_probs,
+    optimizer_state,
+    params_of,
+    refit,
+    update,
+    weights_of,
+)
 from cupygemm.search.transfer_options import RefitOptions, TrainingOptions
 from cupygemm.search.transfer_training import train
-from cupygemm.search.weights import SCHEMA, PolicyWeights, shipped_weights
+from cupygemm.search.weights import SCHEMA, PolicyWeights, Standard, shipped_weights
 from tests.commands import SMALL, failed
 
-QUICK = TrainingOptions(hidden=8, cloning_steps=300, updates=3, kept=64)
+QUICK = TrainingOptions(members=2, hidden=8, cloning_steps=300, updates=3, kept=64)
 OTHER = DeviceSpec("NVIDIA H100 PCIe", (9, 0), sm_count=114, shared_bytes=232448, l2_bytes=52428800, clock_mhz=1755)
 EXTREMES = ((8, 8, 8), (1, 16384, 65536), (65536, 65536, 8), (131072, 8, 131072), (7, 16, 100000))
 
@@ -82,14 +96,71 @@ def test_features_of_no_configs_are_an_empty_table(toy_table):
     assert features(toy_table.problem, H200, []).shape == (0, len(FEATURES))
 
 
-# NumPy and Flax
+def test_copied_stages_are_seen(toy_table):
+    config = next(iter(toy_table.rows))
+    seen = features(toy_table.problem, H200, [replace(config, cp_async_stages=count) for count in (0, 1, 3)])
+    assert seen[:, FEATURES.index("log2 copied stages")].tolist() == [0, 1, 2]
+    assert (seen == seen[0]).all(axis=0).sum() == len(FEATURES) - 1
+
+
+# members, NumPy and Flax
+
+
+def scored(weights: PolicyWeights, seen) -> Any:
+    """What Flax makes of features with each member: (members, n)."""
+    net = ScoreNet(weights.hidden, 0.0)
+    return jax.vmap(lambda policy: net.apply(policy, weights.standard(seen), seen[:, BEHIND]))(params_of(weights))
+
+
+def member(weights: PolicyWeights, index: int) -> PolicyWeights:
+    """A policy that is one of the members."""
+    layers = tuple((kernel[[index]], bias[[index]]) for kernel, bias in weights.layers)
+    return replace(weights, layers=layers, prior=weights.prior[[index]])
 
 
 def test_numpy_scores_what_flax_does(weights, toy_table):
     seen = features(toy_table.problem, H200, list(toy_table.rows))
-    net = ScoreNet(len(weights.layers[0][1]), 0.0)
-    flax = net.apply(params_of(weights), weights.standard(seen), seen[:, BEHIND])
-    np.testing.assert_allclose(weights.scores(seen), np.asarray(flax), rtol=1e-4, atol=1e-4)
+    each = np.asarray(scored(weights, seen))
+    assert len(each) == QUICK.members
+    np.testing.assert_allclose(weights.scores(seen), each.mean(0), rtol=1e-4, atol=1e-4)
+    batch = Batch(weights.standard(seen)[None], seen[None, :, BEHIND], np.ones((1, len(seen)), bool), None, None)
+    found = np.asarray(log_probs(QUICK, params_of(weights), batch))[0]
+    np.testing.assert_allclose(found, jax.nn.log_softmax(each.mean(0)), rtol=1e-4, atol=1e-4)
+
+
+def test_the_score_of_two_members_is_their_mean():
+    """One unit a layer that sees one feature; the estimate weighs -1 and -3 in them."""
+    first = np.zeros((2, len(FEATURES), 1), np.float32)
+    first[:, 0, 0] = 1.0, -2.0
+    layers = (
+        (first, np.zeros((2, 1), np.float32)),
+        (np.array([[[3.0]], [[5.0]]], np.float32), np.array([[10.0], [20.0]], np.float32)),
+    )
+    standard = Standard(np.zeros(len(FEATURES), np.float32), np.ones(len(FEATURES), np.float32))
+    both = PolicyWeights(standard, layers, np.array([-1.0, -3.0], np.float32), (), {}, {"sources": []})
+    seen = np.zeros((1, 2, len(FEATURES)), np.float32)
+    seen[0, :, 0] = 0.0, 0.5
+    seen[0, :, BEHIND] = 0.0, 2.0
+    said = [10 + 3 * np.tanh(0.5) - 1 * 2, 20 + 5 * np.tanh(-1.0) - 3 * 2]
+    np.testing.assert_allclose(both.scores(seen), [[15.0, sum(said) / 2]], rtol=1e-6)
+    np.testing.assert_allclose([member(both, i).scores(seen)[0, 1] for i in range(2)], said, rtol=1e-6)
+
+
+def test_members_differ_and_are_refitted_each_for_itself(weights, toy_table):
+    seen = features(toy_table.problem, H200, list(toy_table.rows)[:6])
+    behind, measured = seen[:, BEHIND], np.array([0.7, 0.3, 0, 0, -1, -1], np.float32)
+    options = RefitOptions(weights.hidden, steps=5)
+
+    def refitted(policy: PolicyWeights) -> PolicyWeights:
+        return weights_of(policy, refit(options, params_of(policy), policy.standard(seen), behind, measured))
+
+    both, alone = refitted(weights), [refitted(member(weights, index)) for index in range(weights.members)]
+    assert weights.members == both.members == 2
+    for index, single in enumerate(alone):
+        assert not np.array_equal(both.layers[0][0][index], weights.layers[0][0][index])
+        for found, expected in zip(member(both, index).layers, single.layers, strict=True):
+            np.testing.assert_allclose(found[0], expected[0], rtol=1e-4, atol=1e-5)
+    assert not np.allclose(both.layers[0][0][0], both.layers[0][0][1])
 
 
 # training
@@ -121,7 +192,7 @@ def one_problem(hidden: int = 4) -> tuple[TrainingOptions, Batch]:
     seen = rng.normal(size=(1, 4, 5)).astype(np.float32)
     legal = np.array([[True, True, True, False]])
     batch = Batch(seen, np.zeros((1, 4), np.float32), legal, np.full((1, 4), 0.25, np.float32), seen[:, 0, :2])
-    return TrainingOptions(hidden=hidden, draws=6, entropy=0.0, ppo_rate=1e-2), batch
+    return TrainingOptions(members=2, hidden=hidden, draws=6, entropy=0.0, ppo_rate=1e-2), batch
 
 
 def test_padding_is_never_drawn():
@@ -130,6 +201,9 @@ def test_padding_is_never_drawn():
     probabilities = np.exp(np.asarray(log_probs(options, networks.policy, batch)))
     assert probabilities[0, 3] == 0
     assert probabilities.sum() == pytest.approx(1)
+    drawn = draw(options, networks.policy, batch, jnp.array([0, 2], jnp.uint32))
+    assert drawn.choices.shape == drawn.log_probs.shape == (options.members, 1, options.draws)
+    assert drawn.choices.max() < 3
 
 
 def test_an_update_moves_probability_to_what_paid():
@@ -137,12 +211,16 @@ def test_an_update_moves_probability_to_what_paid():
     networks = create(options, batch, jnp.array([0, 1], jnp.uint32))
     before = log_probs(options, networks.policy, batch)
     choices = jnp.array([[0, 0, 1, 1, 2, 2]])
-    drawn = Drawn(choices, jnp.take_along_axis(before, choices, -1))
-    rewards = jnp.array([[0.0, 0.0, 1.0, 1.0, 0.0, 0.0]])
-    networks, _, steps = update(options, networks, optimizer(options).init(networks), batch, drawn, rewards)
-    moved = np.asarray(log_probs(options, networks.policy, batch) - before)[0]
-    assert 1 <= steps <= options.epochs
-    assert moved[1] > 0 > max(moved[0], moved[2])
+    drawn = Drawn(*(jnp.stack([each, each]) for each in (choices, jnp.take_along_axis(before, choices, -1))))
+    rewards = jnp.array([[[0.0, 0.0, 1.0, 1.0, 0.0, 0.0]], [[0.0, 0.0, 0.0, 0.0, 1.0, 1.0]]])
+    networks, _, steps = update(options, networks, optimizer_state(options, networks), batch, drawn, rewards)
+    assert steps.shape == (2,)
+    assert 1 <= steps.min() <= steps.max() <= options.epochs
+    # Each member goes by what its own draws brought.
+    for index, paid in enumerate((1, 2)):
+        alone = jax.tree.map(lambda each, index=index: each[index : index + 1], networks.policy)
+        moved = np.asarray(log_probs(options, alone, batch) - before)[0]
+        assert moved[paid] > 0 > max(moved[0], moved[3 - paid])
 
 
 def test_a_feature_that_never_varied_has_no_weight(weights, toy_table):
@@ -187,15 +265,21 @@ def test_a_file_says_what_its_numbers_mean(weights, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"schema": "cupygemm.policy/0"}, f"schema is 'cupygemm.policy/0': this version reads {SCHEMA}"),
+        ({"schema": "cupygemm.policy/1"}, f"schema is 'cupygemm.policy/1': this version reads {SCHEMA}"),
         ({"features": [*FEATURES[:-1], "moon"]}, "features differ from those of this version: B read once, moon"),
         ({"features": FEATURES[::-1]}, "features differ from those of this version: their order"),
         ({"knobs": {"colour": [1]}}, "knobs colour are no fields"),
         ({"mean": np.zeros(3, np.float32)}, "mean and scale are of 3"),
         ({"scale": np.full(len(FEATURES), np.nan, np.float32)}, "scale: finite float32"),
-        ({"kernel_1": np.zeros((3, 3), np.float32)}, "layers are"),
+        ({"kernel_1": np.zeros((2, 3, 3), np.float32)}, "layers are"),
+        ({"kernel_1": np.zeros((8, 8), np.float32)}, "kernel_1: finite float32 with 3 axes"),
+        ({"kernel_1": np.zeros((3, 8, 8), np.float32)}, "of [2, 2, 2, 3, 2, 2, 2] networks: one at least"),
+        ({"bias_2": np.zeros((1, 1), np.float32)}, "of [2, 2, 2, 2, 2, 2, 1] networks"),
         ({"bias_0": None}, "bias_0"),
-        ({"prior": np.float64(1.0)}, "prior: finite float32"),
+        ({"bias_1": np.full((2, 8), np.inf, np.float32)}, "bias_1: finite float32"),
+        ({"prior": np.float32(1.0)}, "prior: finite float32 with 1 axes"),
+        ({"prior": np.zeros(2)}, "prior: finite float32"),
+        ({"prior": np.zeros(3, np.float32)}, "of [3, 2, 2, 2, 2, 2, 2] networks"),
         ({"configs": np.zeros((2, 3), np.int16)}, "configs: integers for"),
         ({"sources": [{"problem": {"m": 0}}]}, "problem"),
     ],
@@ -208,6 +292,14 @@ def test_a_file_that_does_not_fit_is_refused(changes, said, weights, tmp_path):
     assert said in str(caught.value)
     assert str(path) in str(caught.value)
     assert "cupygemm train" in str(caught.value)
+
+
+def test_a_file_without_members_is_refused(weights, tmp_path):
+    none = tuple((kernel[:0], bias[:0]) for kernel, bias in weights.layers)
+    path = tmp_path / "policy.npz"
+    replace(weights, layers=none, prior=weights.prior[:0]).write(path)
+    with pytest.raises(FileError, match=r"of \[0, 0, 0, 0, 0, 0, 0\] networks: one at least"):
+        PolicyWeights.read(path)
 
 
 def test_what_is_no_file_of_arrays_is_refused(tmp_path):
@@ -281,7 +373,7 @@ def test_hybrid_with_a_guide_is_guided_and_asks_for_nothing_twice(weights, toy_t
 def test_the_guided_search_learns_that_the_policy_is_wrong(weights, toy_table, model):
     """With its first layer negated a policy ranks poorly; what is measured still leads to the optimum."""
     kernel, bias = weights.layers[-1]
-    misled = replace(weights, layers=(*weights.layers[:-1], (-kernel, -bias)), prior=0.0)
+    misled = replace(weights, layers=(*weights.layers[:-1], (-kernel, -bias)), prior=np.zeros_like(weights.prior))
     space = toy_table.space
     strategy = make_strategy("hybrid", StrategyContext(space, 1, guide=Guide(misled, toy_table.problem, H200, space)))
     best, asked = float("inf"), 0

@@ -112,7 +112,7 @@ def _strategy(variant: Variant, context: StrategyContext) -> Strategy:
             return []
 
     kind = Guided if variant.neighbours else WithoutNeighbours
-    hidden = len(context.guide.weights.layers[0][1])
+    hidden = context.guide.weights.hidden
     return kind(context, None if variant.learns else RefitOptions(hidden, steps=0))
 
 

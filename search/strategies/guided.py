@@ -54,7 +54,7 @@ class Guided:
             raise ConfigError("a guided search needs a policy: train one with `cupygemm train`")
         self._space, self._guide = context.space, context.guide
         self._weights = context.guide.weights
-        self._options = options or RefitOptions(hidden=len(self._weights.layers[0][1]))
+        self._options = options or RefitOptions(self._weights.hidden)
         self._rng = np.random.default_rng(context.seed)
         self._rewards = context.rewards
         self._baseline_us: float | None = None

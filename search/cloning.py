@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cupygemm.search.policy import Networks, PolicyModel
+from cupygemm.search.knob_policy import Networks, PolicyModel
 from cupygemm.search.ppo import entropy
 
 

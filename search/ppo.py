@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from cupygemm.errors import ConfigError
-from cupygemm.search.policy import Networks, PolicyModel
+from cupygemm.search.knob_policy import Networks, PolicyModel
 
 
 @dataclass(frozen=True)

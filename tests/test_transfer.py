@@ -220,7 +220,8 @@ def test_an_update_moves_probability_to_what_paid():
     for index, paid in enumerate((1, 2)):
         alone = jax.tree.map(lambda each, index=index: each[index : index + 1], networks.policy)
         moved = np.asarray(log_probs(options, alone, batch) - before)[0]
-        assert moved[paid] > 0 > max(moved[0], moved[3 - paid])
+        assert moved[:3].argmax() == paid
+        assert moved[paid] > 0 > moved[3 - paid]
 
 
 def test_a_feature_that_never_varied_has_no_weight(weights, toy_table):

@@ -70,7 +70,7 @@ def path_of(training: Training, work: Path) -> Path:
 
 
 def policy(training: Training, work: Path) -> PolicyWeights:
-    """The trained policy, from its file where there is one; two minutes of one core otherwise.
+    """The trained policy, from its file where there is one; a minute and a half of one core otherwise.
 
     Args:
         training: what it learns from.

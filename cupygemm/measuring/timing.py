@@ -14,7 +14,8 @@ from cupygemm.problem import Problem
 CUBLAS, CUBLASLT = "cublas", "cublaslt"
 """Names of the baselines."""
 GRAPH_US = 300.0
-"""What a graph lasts at least, where the estimate is right: long beside a graph launch, which takes about 10 µs."""
+"""What a graph lasts at least where `good_us` is right, and two thirds of it at the least: long beside a graph launch,
+which takes about 10 µs."""
 MAX_SETS = 200
 """Most operand sets. Where so many are still smaller than twice the L2, each launch has a set of its own."""
 SLOW_RATIO = 3.0
@@ -69,8 +70,8 @@ class Timing:
 def good_us(problem: Problem) -> float:
     """About what a very good kernel takes on an H200, µs; it only sizes graphs.
 
-    880 TFLOP/s is WGMMA's sustained rate in 16 bits, 4.3 TB/s that of a copy, 2.5 µs about the least that any product
-    takes (H200, 2026-11; bench/results/survey.jsonl has one of 2.3).
+    880 TFLOP/s is WGMMA's sustained rate in 16 bits, 4.3 TB/s that of a copy, 2.5 µs about what a small product takes:
+    1.6 for 64x64x64, 3.1 and 3.2 for 512x512x512 and 64x64x4096 (H200, 2026-11).
     """
     return max(problem.flops / 880e6, problem.compulsory_bytes / 4.3e6) + 2.5
 

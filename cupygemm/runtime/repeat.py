@@ -78,10 +78,7 @@ class Repeat:
             return None
         if out is not None and (self._a[0] < place - a_place < self._a[1] or self._b[0] < place - b_place < self._b[1]):
             return None
-        try:
-            launch = self._free.pop()  # `_taken`, spelt out, since every call passes here
-        except IndexError:
-            launch = self._first.of_its_own()
+        launch = self._taken()
         try:
             launch.launch(a_place, b_place, place, self._stream(self._device).ptr)
         finally:

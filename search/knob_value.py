@@ -6,6 +6,7 @@ clock moved between them. How far cuBLAS alone moved is said too: smaller differ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from statistics import median, quantiles
@@ -98,14 +99,24 @@ def _movement(table: Table) -> str:
 
 
 def _origin(tables: Sequence[Table]) -> str:
-    """Devices, dates and commits of the tables, and which points of the knobs' product they leave out."""
+    """Devices, dates and problems of the tables; then by sub-space their commits, and which points they leave out."""
     devices = dict.fromkeys(table.device.name for table in tables)
     dates = sorted({str(table.provenance.get("date") or "undated")[:10] for table in tables})
-    commits = sorted({str(table.provenance.get("commit") or "unnamed")[:10] for table in tables})
-    rules = dict.fromkeys(each.rule for table in tables for each in table.restrictions if each.rule in RESTRICTIONS)
-    left_out = "".join(f"\n- {rule}: {RESTRICTIONS[rule].reason}" for rule in rules)
     problems = dict.fromkeys(str(table.problem).removeprefix(table.problem.shape).strip() for table in tables)
     points = sum(len(table.rows) for table in tables)
-    where = f"{', '.join(devices)}, {', '.join(dates)}, commit {', '.join(commits)}; {', '.join(problems)}"
-    head = f"{where}; {count(len(tables), 'table')} of search/tables, {count(points, 'point')}."
-    return f"{head} Beside what is illegal they leave out:\n{left_out}" if left_out else head
+    recorded = Counter((table.subspace, str(table.provenance.get("commit") or "unnamed")[:10]) for table in tables)
+    of = "; ".join(f"{number} of `{subspace}`, commit {commit}" for (subspace, commit), number in recorded.items())
+    where = f"{', '.join(devices)}, {', '.join(dates)}; {', '.join(problems)}"
+    head = f"{where}; {count(len(tables), 'table')} of search/tables, {count(points, 'point')}: {of}."
+    return "\n\n".join([head, *_left_out(tables)])
+
+
+def _left_out(tables: Sequence[Table]) -> list[str]:
+    """The rules of each sub-space, as a list of its own."""
+    found = []
+    for subspace in dict.fromkeys(table.subspace for table in tables):
+        own = [each.rule for table in tables if table.subspace == subspace for each in table.restrictions]
+        rules = [f"- {rule}: {RESTRICTIONS[rule].reason}" for rule in dict.fromkeys(own) if rule in RESTRICTIONS]
+        if rules:
+            found += [f"Beside what is illegal, tables of `{subspace}` leave out:", "\n".join(rules)]
+    return found

@@ -11,8 +11,11 @@ from click.testing import CliRunner
 from cupygemm.cli import main
 from cupygemm.commands import command_help
 from cupygemm.errors import FileError
+from cupygemm.problem import Problem
 from cupygemm.reports import blocks
 from cupygemm.search import knob_value
+from cupygemm.search.recorded import file_name
+from cupygemm.search.subspace import RESTRICTIONS
 
 RENDERERS = {"results": str.upper, "help": lambda name: f"{name}?"}
 
@@ -112,6 +115,22 @@ def test_every_value_of_every_knob_that_varies_has_a_row(tables, toy):
     ]
     assert shown == wanted
     assert rows[0][2:] == ["512×512×8192", "2048×2048×4096"]
+
+
+def test_each_sub_space_is_named_with_its_own_rules(tables, toy, make_table):
+    other = replace(toy, name="other", restrictions=(RESTRICTIONS["pipeline depth"],))
+    table = make_table(Problem(4096, 4096, 1024), other)
+    named = replace(table, provenance={**table.provenance, "commit": "0123456789ab"})
+    named.write(tables / file_name(named.problem, named.device))
+    lines = knob_value.render("knob_value", tables).splitlines()
+    (head,) = (line for line in lines if "tables of search/tables" in line)
+    assert head.endswith("points: 2 of `toy`, commit unnamed; 1 of `other`, commit 0123456789.")
+    assert [line.split(":")[0] for line in lines[lines.index(head) + 1 :] if line] == [
+        "Beside what is illegal, tables of `toy` leave out",
+        "- consumers by rows",
+        "Beside what is illegal, tables of `other` leave out",
+        "- pipeline depth",
+    ]
 
 
 def test_the_program_writes_help_and_knobs(tmp_path, tables):

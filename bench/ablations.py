@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         chosen = [each for each in sources(options.tables) if each.group == RECORDED]
+        progress = Progress(options.progress)
     except CupygemmError as error:
         parser.error(str(error))
     os.environ.update(ONE_THREAD)
-    progress = Progress(options.progress)
     keys = {
         (name, seed, source): Key(source.digest, name, seed, max(options.budgets), _version())
         for seed in range(options.seeds)

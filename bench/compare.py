@@ -150,7 +150,7 @@ def _key(source: Source, name: str, seed: int, options: argparse.Namespace) -> K
     most = contenders.different_seeds(name, source.group)
     here = contenders.version_of(name)
     version = f"cupygemm {options.sources}" if options.sources and contenders.kind(name) == "cupygemm" else here
-    digest = source.digest if contenders.is_seeded(name) else source.digest_alone
+    digest = source.digest_for(contenders.is_seeded(name))
     return Key(digest, name, seed % most if most else seed, max(options.budgets), version)
 
 

@@ -350,14 +350,18 @@ def test_published_searches_are_known_whatever_progress_names(
 
 
 def test_another_table_beside_makes_seeded_searches_stale_and_no_cold_ones(others: Path) -> None:
-    def digests() -> tuple[str, str]:
-        one = next(each for each in cases.sources([others]) if each.path.name == "one.json.gz")
-        return one.digest, one.digest_alone
+    options = compare._parser().parse_args(["-o", "compare.json"])
 
-    beside, alone = digests()
+    def keys() -> dict[str, Key]:
+        one = next(each for each in cases.sources([others]) if each.path.name == "one.json.gz")
+        return {name: compare._key(one, name, 0, options) for name in ("local", "local+")}
+
+    before = keys()
+    assert before["local"].digest != before["local+"].digest
     cache_file(others / "three.json.gz", "Three")
-    assert digests()[0] != beside
-    assert digests()[1] == alone
+    assert keys()["local"] == before["local"]
+    assert keys()["local+"].digest != before["local+"].digest
+    assert keys()["local+"] == before["local+"]._replace(digest=keys()["local+"].digest)
     assert [name for name in contenders.ALL if contenders.is_seeded(name)] == list(contenders.SEEDED)
 
 

@@ -44,12 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         chosen = [each for each in sources(options.tables) if each.group == RECORDED]
+        progress = Progress(options.progress)
     except CupygemmError as error:
         parser.error(str(error))
     os.environ.update(ONE_THREAD)
-    progress = Progress(options.progress)
     keys = {
-        (name, seed, source): Key(source.digest, name, seed, max(options.budgets), _version())
+        (name, seed, source): _key(source, name, seed, max(options.budgets))
         for seed in range(options.seeds)
         for source in chosen
         for name in options.variants
@@ -84,6 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--commit", help="of the source, in place of what git says")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser
+
+
+def _key(source: Source, name: str, seed: int, evaluations: int) -> Key:
+    return Key(source.digest_for(VARIANTS[name].is_seeded), name, seed, evaluations, _version())
 
 
 def _run(name: str, seed: int, source: Source, evaluations: int, work: Path) -> Outcome:

@@ -10,7 +10,7 @@ run is in bench/comparison/. `random` is not run: its expectation is exact.
 
 Every search that ends is noted in the first file of `--progress`, seed by seed: the same command goes on where it was
 ended, and does again only what a change of the tables, of a package or of our strategies has made stale. What several
-machines did is put together by naming all their files; those of bench/results/searches.jsonl.gz are among them.
+machines did is put together by naming all their files; what bench/results/searches.jsonl.gz holds is always known.
 Policies that have not learnt from the family that is searched are trained first and kept in `--work`. `--tables` names
 folders with tables of our own, which take the place of those of the package, or with cache files of Kernel Tuner, which
 come beside them; `--strategies` and `--only` choose. What is written is of the searches that are done of what was
@@ -78,10 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--only {options.only}: no table has this in its path")
     if options.sources and options.processes > 0:
         parser.error("--sources: only what was searched can be written, not searched: give --processes 0")
+    published = [SEARCHES] if SEARCHES.exists() else []
+    try:
+        progress = Progress(*options.progress, *published)
+    except CupygemmError as error:
+        parser.error(str(error))
     if options.processes > 0:
         os.environ.update(ONE_THREAD)
-        _search(chosen, options)
-    document = _document(chosen, options)
+        _search(chosen, progress, options)
+    document = _document(chosen, progress.done, options)
     if not document["groups"]:
         parser.exit(1, "no strategy has been run on all tables of a group yet: nothing is written\n")
     write_results(options.output, document)
@@ -109,9 +114,9 @@ def _parser() -> argparse.ArgumentParser:
         *("--progress",),
         nargs="+",
         type=Path,
-        default=[PROGRESS, *([SEARCHES] if SEARCHES.exists() else [])],
-        help=f"files of searches that are done; what is done now goes to the first (default: {PROGRESS}, and what is "
-        f"published in {SEARCHES.name})",
+        default=[PROGRESS],
+        help=f"files of searches that are done; what is done now goes to the first (default: {PROGRESS}); what is "
+        f"published in {SEARCHES.name} is read in any case",
     )
     parser.add_argument("--work", type=Path, default=Path("build/compare"), help="folder for policies and cache files")
     parser.add_argument("--commit", help="of the source, in place of what git says, or of --sources")
@@ -145,13 +150,12 @@ def _key(source: Source, name: str, seed: int, options: argparse.Namespace) -> K
     most = contenders.different_seeds(name, source.group)
     here = contenders.version_of(name)
     version = f"cupygemm {options.sources}" if options.sources and contenders.kind(name) == "cupygemm" else here
-    digest = source.digest if contenders.is_seeded(name) else source.digest_alone
+    digest = source.digest_for(contenders.is_seeded(name))
     return Key(digest, name, seed % most if most else seed, max(options.budgets), version)
 
 
-def _search(chosen: Sequence[Source], options: argparse.Namespace) -> None:
+def _search(chosen: Sequence[Source], progress: Progress, options: argparse.Namespace) -> None:
     """Makes the searches that are not done, and notes each as it ends."""
-    progress = Progress(*options.progress)
     missing = [search for search in _planned(chosen, options) if search.key not in progress.done]
     until = time.monotonic() + options.seconds
     with (
@@ -197,8 +201,7 @@ def _run(search: Search, work: Path) -> Outcome:
     return contenders.run(load(search.source), search.key.strategy, search.key.seed, search.key.budget, work)
 
 
-def _document(chosen: Sequence[Source], options: argparse.Namespace) -> dict[str, Any]:
-    done = Progress(*options.progress).done
+def _document(chosen: Sequence[Source], done: dict[Key, Outcome], options: argparse.Namespace) -> dict[str, Any]:
     command = command_line("bench.compare")
     groups = []
     for name in dict.fromkeys(source.group for source in chosen):

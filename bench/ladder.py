@@ -133,8 +133,8 @@ def main(
 
 
 def steps_of(suite: str, problem: Problem, known: Sequence[Best] = (), is_sooner: bool = False) -> Steps:
-    """Configs by name: those of the suite and the best of the problem's table, or suggestions and guesses, named after
-    what tells them apart.
+    """Configs by name: those of the suite, then the best of the problem's table, which `legal_steps` gives a row only
+    where it is none of them; or suggestions and guesses, named after what tells them apart.
 
     Args:
         known: what was best elsewhere, to be tried in their place.
@@ -169,7 +169,7 @@ def fastest(bench: Bench, launches: Mapping[str, Launch], most: int) -> dict[str
 
 
 def legal_steps(problem: Problem, steps: Steps) -> Steps:
-    """The steps that the problem's spec allows, each config once."""
+    """The steps that the problem's spec allows, each config once, by the first of its names."""
     spec = KernelSpec.of(problem)
     found: Steps = {}
     for name, config in steps.items():

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from cupygemm.config import KernelConfig
-from cupygemm.errors import FileError
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import find_table
+from cupygemm.search.recorded import find_table, recorded_tables
 from cupygemm.search.seeds import SOON_ENOUGH
 
 Steps = dict[str, KernelConfig]
+
+BEST_OF_TABLE = "the best of its table"
 
 # Tiles of 128x256 whose rows two consumers divide, and tiles that the consumers take by turns.
 DIVIDED = KernelConfig(128, 256, 64, 4, 2, False, 1, 1, True, 4, 40, 0, 2)
@@ -246,10 +245,14 @@ FEW_TILES = 66
 
 
 def best_of_table(problem: Problem) -> Steps:
-    """The best config of the problem's recorded table; nothing where it has none."""
-    with suppress(FileError):
-        return {"the best of its table": find_table(problem).optimum[0]}
-    return {}
+    """The best config of the problem's recorded table; nothing where it has none.
+
+    Raises:
+        FileError: a table cannot be read, or there are several, of different devices.
+    """
+    if all(table.problem != problem for table in recorded_tables()):
+        return {}
+    return {BEST_OF_TABLE: find_table(problem).optimum[0]}
 
 
 def sooner(problem: Problem) -> list[KernelConfig]:

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cupygemm.search.knob_policy import Networks, PolicyModel
+from cupygemm.search.knob_policy import PolicyModel
+from cupygemm.search.networks import Networks
 from cupygemm.search.ppo import entropy
 
 

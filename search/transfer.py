@@ -27,7 +27,7 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from cupygemm.search.knob_policy import MASKED, Mlp, Networks, Params
+from cupygemm.search.networks import MASKED, Mlp, Networks, Params
 from cupygemm.search.ppo import advantages, approximate_kl, entropy, policy_loss
 from cupygemm.search.transfer_options import RefitOptions, TrainingOptions
 from cupygemm.search.weights import PolicyWeights

@@ -16,7 +16,7 @@ from cupygemm import __version__
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
 from cupygemm.search.features import BEHIND, PROBLEM_FEATURES, features
-from cupygemm.search.knob_policy import Networks, cpu
+from cupygemm.search.networks import Networks, cpu
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.space import FIELD_NAMES

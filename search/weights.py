@@ -122,7 +122,7 @@ class PolicyWeights:
             "header": np.frombuffer(json.dumps(head).encode(), dtype=np.uint8),
             "mean": self.standard.mean,
             "scale": self.standard.scale,
-            "prior": self.prior,
+            "prior": np.asarray(self.prior, np.float32),
             "configs": np.array([[getattr(c, name) for name in self.knobs] for c in self.configs], dtype=np.int16),
         }
         for index, (kernel, bias) in enumerate(self.layers):

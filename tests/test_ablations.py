@@ -15,10 +15,16 @@ pytest.importorskip("jax", reason="JAX is not installed")
 from bench import ablations
 from bench.comparison import ablated, cases, own, policies
 from bench.comparison.ablated import VARIANTS, WHOLE
+from bench.comparison.progress import Key
+from cupygemm.device import H200
+from cupygemm.problem import Problem
 from cupygemm.reports.report import render
 from cupygemm.search import transfer_training
+from cupygemm.search.recorded import file_name
 from cupygemm.search.rewards import RewardWeights
+from cupygemm.search.table import Table
 from cupygemm.search.transfer_options import TrainingOptions
+from tests.commands import PROBLEM
 
 BUDGET = 30
 
@@ -135,6 +141,18 @@ def test_rewards_without_a_term_train_a_policy_of_their_own(
     spills = ablated._spills(policies.Training(recorded.folder, "square", 0, TrainingOptions()))
     expected = [None, RewardWeights(l2=0.0), *([RewardWeights(spill=0.0)] if spills else [])]
     assert asked_for == expected
+
+
+def test_what_begins_cold_is_kept_when_a_table_is_added_beside(tables: Path, toy_table: Table) -> None:
+    def keys() -> dict[str, Key]:
+        source = next(each for each in cases.sources([tables]) if each.path.name == file_name(PROBLEM, H200))
+        return {name: ablations._key(source, name, 0, BUDGET) for name in VARIANTS}
+
+    before = keys()
+    another = replace(toy_table, problem=Problem(1024, 1024, 4096))
+    another.write(tables / file_name(another.problem, H200))
+    kept = [name for name, key in keys().items() if key == before[name]]
+    assert kept == ["no policy, cold", "ppo, cold", "ppo, cold, no masks"]
 
 
 def test_the_program_goes_on_where_it_ended_and_writes_a_table(recorded: cases.Case, tmp_path: Path) -> None:

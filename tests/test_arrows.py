@@ -141,8 +141,9 @@ ARROWS = {
     "search.gpu_target": "search.counted search.gpu_runner search.target",
     "search.interruption": "",
     "search.kernel_tuner_export": "atomic search.table",
-    "search.knob_policy": "",
+    "search.knob_policy": "search.networks",
     "search.knob_value": "blocks search.recorded text",
+    "search.networks": "",
     "search.outcome": "atomic bundle search.target search.tune",
     "search.portfolio": "fitting search.guesses search.table",
     "search.ppo": "search.knob_policy errors",
@@ -197,7 +198,7 @@ ANYWHERE = {"dtypes", "epilogue", "problem", "device", "config", "legality", "se
 GPU_LIBRARIES = {"cupy", "cupy_backends", "cupyx", "cuda", "pynvml", "ml_dtypes"}
 LEARNING = {"jax", "flax", "optax"}
 
-LEARNERS = {"search.knob_policy", "search.ppo", "search.cloning", "search.strategies.ppo"}
+LEARNERS = {"search.networks", "search.knob_policy", "search.ppo", "search.cloning", "search.strategies.ppo"}
 LEARNERS |= {"search.strategies.guided", "search.transfer", "search.transfer_training"}
 """Import what learns at once, and are themselves imported by the registry of strategies only when one is asked for."""
 

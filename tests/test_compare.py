@@ -53,6 +53,14 @@ def cache_file(path: Path, device: str, slower: float = 0.5) -> None:
     path.write_bytes(gzip.compress(json.dumps(document).encode()))
 
 
+@pytest.fixture(autouse=True)
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the published searches would lie; none are."""
+    path = tmp_path / "searches.jsonl.gz"
+    monkeypatch.setattr(compare, "SEARCHES", path)
+    return path
+
+
 @pytest.fixture
 def others(tmp_path: Path) -> Path:
     folder = tmp_path / "others"
@@ -184,7 +192,7 @@ def test_what_knows_other_problems_has_seen_none_of_the_family(
     recorded: cases.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("jax", reason="JAX is not installed")
-    quick = TrainingOptions(hidden=8, cloning_steps=50, updates=1, kept=16)
+    quick = TrainingOptions(members=2, hidden=8, cloning_steps=50, updates=1, kept=16)
     monkeypatch.setattr(policies, "TRAINED", quick)
     monkeypatch.setattr(policies, "IMITATING", replace(quick, updates=0))
     held = family(recorded.problem)
@@ -245,6 +253,10 @@ def test_progress_is_kept_and_a_line_that_was_cut_off_is_passed_over(tmp_path: P
         Progress(path, packed)
     with pytest.raises(FileError, match=r"nowhere\.jsonl: No such file"):
         Progress(path, tmp_path / "nowhere.jsonl")
+    kept = packed.read_bytes()
+    with pytest.raises(FileError, match=r"published\.jsonl\.gz: named first.*: name it after a first file"):
+        Progress(packed)
+    assert packed.read_bytes() == kept
     path.write_text("{}\n")
     with pytest.raises(FileError, match=r"progress\.jsonl, line 1: no record of a search"):
         Progress(path)
@@ -322,15 +334,34 @@ def test_a_comparison_goes_on_where_it_ended_and_is_shown_whole(tmp_path: Path, 
     assert picture.digest(second) not in drawn.read_text()
 
 
-def test_another_table_beside_makes_seeded_searches_stale_and_no_cold_ones(others: Path) -> None:
-    def digests() -> tuple[str, str]:
-        one = next(each for each in cases.sources([others]) if each.path.name == "one.json.gz")
-        return one.digest, one.digest_alone
+def test_published_searches_are_known_whatever_progress_names(
+    tmp_path: Path, tables: Path, published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--tables", str(tables), "--strategies", "local"]
+    whole = run(tmp_path, *options)
+    progress = tmp_path / "progress.jsonl"
+    published.write_bytes(gzip.compress(progress.read_bytes()))
+    progress.unlink()
+    assert run(tmp_path, *options)["groups"] == whole["groups"]
+    assert progress.read_text() == ""
+    with pytest.raises(SystemExit):
+        run(tmp_path, *options, "--progress", str(published))
+    assert "searches.jsonl.gz: named first" in capsys.readouterr().err
 
-    beside, alone = digests()
+
+def test_another_table_beside_makes_seeded_searches_stale_and_no_cold_ones(others: Path) -> None:
+    options = compare._parser().parse_args(["-o", "compare.json"])
+
+    def keys() -> dict[str, Key]:
+        one = next(each for each in cases.sources([others]) if each.path.name == "one.json.gz")
+        return {name: compare._key(one, name, 0, options) for name in ("local", "local+")}
+
+    before = keys()
+    assert before["local"].digest != before["local+"].digest
     cache_file(others / "three.json.gz", "Three")
-    assert digests()[0] != beside
-    assert digests()[1] == alone
+    assert keys()["local"] == before["local"]
+    assert keys()["local+"].digest != before["local+"].digest
+    assert keys()["local+"] == before["local+"]._replace(digest=keys()["local+"].digest)
     assert [name for name in contenders.ALL if contenders.is_seeded(name)] == list(contenders.SEEDED)
 
 

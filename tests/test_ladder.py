@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from click.testing import CliRunner
 
 from bench import ladder
+from bench.steps import BEST_OF_TABLE, best_of_table
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
+from cupygemm.errors import FileError
 from cupygemm.legality import illegal_reason
 from cupygemm.measuring.suites import SUITES
 from cupygemm.measuring.timing import Timing
 from cupygemm.problem import Problem
+from cupygemm.search import recorded
 from cupygemm.search.guesses import guesses
+from cupygemm.search.recorded import file_name, find_table
 from cupygemm.search.suggest import suggestions
+from tests.commands import PROBLEM
 from tests.fake_products import SMALL
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results"
@@ -29,6 +36,39 @@ def test_every_step_is_legal_for_every_problem_of_its_suite() -> None:
             assert ladder.legal_steps(problem, steps).keys() <= steps.keys()
             if KernelSpec.of(problem).out_aligned:
                 assert list(ladder.legal_steps(problem, steps)) == list(steps), problem
+
+
+@pytest.mark.parametrize(
+    ("suite", "problem", "is_step"),
+    [
+        ("small", Problem(512, 512, 512), False),
+        ("small", Problem(1024, 1024, 1024), False),
+        ("small", Problem(1024, 1024, 4096), True),
+        ("splitk", Problem(64, 64, 4096), True),
+    ],
+)
+def test_the_best_of_a_table_gets_a_row_where_it_is_no_step(suite: str, problem: Problem, is_step: bool) -> None:
+    best = find_table(problem).optimum[0]
+    assert (best in ladder.STEPS[suite].values()) == is_step
+    steps = ladder.steps_of(suite, problem)
+    assert list(steps) == [*ladder.STEPS[suite], BEST_OF_TABLE]
+    assert steps[BEST_OF_TABLE] == best
+    assert list(ladder.legal_steps(problem, steps)) == [*ladder.STEPS[suite], *([] if is_step else [BEST_OF_TABLE])]
+
+
+def test_a_problem_without_a_table_has_the_steps_alone_and_a_broken_table_is_told(
+    tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem(72, 72, 72)
+    assert ladder.steps_of("small", problem) == ladder.STEPS["small"]
+    monkeypatch.setattr(recorded, "files", lambda package: tables.parent)
+    assert best_of_table(problem) == {}
+    assert best_of_table(PROBLEM)[BEST_OF_TABLE] == find_table(PROBLEM).optimum[0]
+    path = tables / file_name(PROBLEM, H200)
+    head = gzip.decompress(path.read_bytes()).splitlines()[0]
+    path.write_bytes(gzip.compress(head + b"\n[]\n"))
+    with pytest.raises(FileError, match=path.name):
+        best_of_table(PROBLEM)
 
 
 def test_rows_that_tma_cannot_store_are_stored_from_registers_once() -> None:

@@ -17,6 +17,11 @@ from cupygemm.reports.report import read_file
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(autouse=True)
+def nothing_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "SEARCHES", tmp_path / "searches.jsonl.gz")
+
+
 def run(folder: Path, *more: str) -> dict[str, Any]:
     output = folder / "compare.json"
     options = ["--processes", "1", "--budgets", "5", "20", "--seeds", "2", "--work", str(folder)]

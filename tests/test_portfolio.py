@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,9 @@ from cupygemm.device import H200
 from cupygemm.errors import FileError
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import LAYOUTS, Problem
-from cupygemm.search.portfolio import choose, estimated_scores, kernels, recorded_scores, untried_kernels
+from cupygemm.search.portfolio import choose, compiled, estimated_scores, kernels, recorded_scores, untried_kernels
+from cupygemm.search.space import Knob
+from cupygemm.search.subspace import SubSpace
 from cupygemm.search.table import Table
 
 TURNS = KernelConfig(128, 128, 64, 6, 2, False, 1, 1, False, 8, 40, 1, 2, ping_pong=True)
@@ -86,6 +90,24 @@ def test_what_is_read_once_is_not_kept(sizes: tuple[int, int, int], told: dict[s
 def test_kernels_differ_in_what_is_compiled() -> None:
     assert kernels([TURNS, SMALL, TURNS.swapped(group=1)]) == [TURNS, SMALL]
     assert len(kernels(untried_kernels())) == len(untried_kernels()) > 300
+
+
+def test_no_tables_kernels_are_lost_and_what_copies_is_left_out(
+    toy_table: Table, make_table: Callable[..., Table], toy: SubSpace
+) -> None:
+    changed = {"block_n": Knob("block_n", (32,)), "cp_async_stages": Knob("cp_async_stages", (0, 1))}
+    copying = replace(toy, name="copying", knobs=tuple(changed.get(knob.name, knob) for knob in toy.knobs))
+    tables = [toy_table, make_table(Problem(1024, 1024, 1024), copying)]
+    plain = [config for table in tables for config in table.rows if not config.cp_async_stages]
+    assert any(config.cp_async_stages for config in tables[1].rows)
+    assert {config.block_n for config in plain} == {32, 64, 128, 256}
+    shipped = SMALL.swapped(cp_async_stages=1)
+    pool = portfolio.pool_of([shipped], tables)
+    assert set(map(compiled, plain)) <= set(map(compiled, pool))
+    # What ships is known to pay, copying or not.
+    assert [config for config in pool if config.cp_async_stages] == [shipped]
+    assert portfolio.pool_of([shipped], tables[::-1])[0] == shipped
+    assert set(map(compiled, portfolio.pool_of([shipped], tables[::-1]))) == set(map(compiled, pool))
 
 
 def test_scores_of_a_table_are_its_times(core_table: Table) -> None:

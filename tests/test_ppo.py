@@ -19,7 +19,8 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 from cupygemm.search.cloning import CloningOptions, Examples, clone  # noqa: E402
-from cupygemm.search.knob_policy import MASKED, HostPolicy, PolicyModel, cpu  # noqa: E402
+from cupygemm.search.knob_policy import HostPolicy, PolicyModel  # noqa: E402
+from cupygemm.search.networks import MASKED, cpu  # noqa: E402
 from cupygemm.search.ppo import (  # noqa: E402
     PpoOptions,
     advantages,

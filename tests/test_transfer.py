@@ -295,6 +295,14 @@ def test_a_file_that_does_not_fit_is_refused(changes, said, weights, tmp_path):
     assert "cupygemm train" in str(caught.value)
 
 
+def test_what_is_written_can_be_read_whatever_the_prior_was_computed_in(weights, tmp_path):
+    path = tmp_path / "policy.npz"
+    replace(weights, prior=weights.prior.astype(np.float64)).write(path)
+    again = PolicyWeights.read(path)
+    assert again.prior.dtype == np.float32
+    assert again.prior.tolist() == weights.prior.tolist()
+
+
 def test_a_file_without_members_is_refused(weights, tmp_path):
     none = tuple((kernel[:0], bias[:0]) for kernel, bias in weights.layers)
     path = tmp_path / "policy.npz"

@@ -52,6 +52,11 @@ class Variant:
     masks: bool = True
     strategy: str = "hybrid"
 
+    @property
+    def is_seeded(self) -> bool:
+        """Whether its searches depend on the tables beside the one that is searched."""
+        return self.training is not None or self.nearest
+
 
 WHOLE = "the whole"
 VARIANTS = {

@@ -70,6 +70,10 @@ class Source:
                 whole.update(hashlib.sha256(path.read_bytes()).digest())
         return whole.hexdigest()[:16]
 
+    def digest_for(self, seeded: bool) -> str:
+        """Of all that a search depends on: whether it knows the tables beside this one makes the difference."""
+        return self.digest if seeded else self.digest_alone
+
 
 @dataclass(frozen=True, eq=False)
 class Case:

@@ -26,7 +26,7 @@ TRAINED, IMITATING = TrainingOptions(), TrainingOptions(updates=0)
 """How policies are trained: as the one that ships, and one that only imitates."""
 LEARNT_WITH = (
     "choosing/estimate.py",
-    *("search/features.py", "search/knob_policy.py", "search/ppo.py", "search/replay.py", "search/rewards.py"),
+    *("search/features.py", "search/networks.py", "search/ppo.py", "search/replay.py", "search/rewards.py"),
     *("search/traffic.py", "search/transfer.py", "search/transfer_options.py", "search/transfer_training.py"),
     "search/weights.py",
 )

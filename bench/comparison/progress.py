@@ -38,8 +38,10 @@ class Progress:
             others: of files with searches that were done elsewhere; what ends in .gz is unpacked.
 
         Raises:
-            FileError: another line is no record of a search, or one of the others cannot be read.
+            FileError: the file ends in .gz, another line is no record of a search, or one of the others cannot be read.
         """
+        if path.suffix == ".gz":
+            raise FileError(f"{path}: named first, and what is packed cannot be added to: name it after a first file")
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

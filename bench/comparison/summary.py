@@ -123,7 +123,7 @@ def _strategy(
     seconds = [outcome.seconds for outcome in outcomes]
     return {
         "package": contenders.kind(name),
-        "seeded": name.endswith(contenders.own.SEEDED),
+        "seeded": contenders.is_seeded(name),
         "draws_lots": contenders.different_seeds(name, group) is None,
         "seeds": len(by_seed),
         "score": _by(budgets, scores.mean(axis=(0, 1))),

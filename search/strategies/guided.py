@@ -20,7 +20,7 @@ from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
 from cupygemm.measurement import Measurement
 from cupygemm.search.features import BEHIND
-from cupygemm.search.knob_policy import cpu
+from cupygemm.search.networks import cpu
 from cupygemm.search.rewards import WORST
 from cupygemm.search.strategies import MOST_STARTS, StrategyContext, unseen
 from cupygemm.search.transfer import params_of, refit, weights_of

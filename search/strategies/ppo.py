@@ -16,7 +16,8 @@ from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
 from cupygemm.search.choices import Choices, Indices
 from cupygemm.search.cloning import CloningOptions, Examples, clone
-from cupygemm.search.knob_policy import HostPolicy, PolicyModel, cpu
+from cupygemm.search.knob_policy import HostPolicy, PolicyModel
+from cupygemm.search.networks import cpu
 from cupygemm.search.ppo import Learner, PpoOptions, Rollout, new_learner, rollout_of, update, with_networks
 from cupygemm.search.strategies import StrategyContext
 

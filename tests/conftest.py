@@ -28,9 +28,11 @@ from cupygemm.search.recorded import file_name
 from cupygemm.search.space import Knob, completed
 from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES, SubSpace
 from cupygemm.search.table import Table
+from cupygemm.search.weights import PolicyWeights
 from tests.commands import PROBLEM, SMALL
 from tests.fake_gpu import FakeGpu
 from tests.gate import Gate
+from tests.quick_training import QUICK
 
 
 @cache
@@ -150,6 +152,21 @@ def model() -> Callable[..., Measurement]:
 def make_table() -> Callable[..., Table]:
     """`table_of`: a table of the made-up GPU over a sub-space."""
     return table_of
+
+
+@pytest.fixture(scope="session")
+def learnt(toy_table: Table, make_table: Callable[..., Table], toy: SubSpace) -> tuple[Table, Table]:
+    """What `weights` have learnt from."""
+    return toy_table, make_table(SMALL, toy)
+
+
+@pytest.fixture(scope="session")
+def weights(learnt: tuple[Table, Table]) -> PolicyWeights:
+    """A policy trained with `QUICK`."""
+    # JAX takes seconds to import, and few tests need it.
+    from cupygemm.search.transfer_training import train
+
+    return train(learnt, QUICK, seed=5)
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,7 +20,7 @@ import jax.numpy as jnp
 from cupygemm import cli
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.errors import ConfigError, FileError
+from cupygemm.errors import ConfigError
 from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import FAMILIES
@@ -34,7 +32,6 @@ from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.strategies import StrategyContext, guided, make_strategy
 from cupygemm.search.strategies.guided import Guided
 from cupygemm.search.suggest import Guide, suggestions
-from cupygemm.search.table import Table
 from cupygemm.search.transfer import (
     Batch,
     Drawn,
@@ -50,22 +47,12 @@ from cupygemm.search.transfer import (
 )
 from cupygemm.search.transfer_options import RefitOptions, TrainingOptions
 from cupygemm.search.transfer_training import train
-from cupygemm.search.weights import SCHEMA, PolicyWeights, Standard, shipped_weights
+from cupygemm.search.weights import PolicyWeights, Standard, shipped_weights
 from tests.commands import SMALL, failed
+from tests.quick_training import QUICK
 
-QUICK = TrainingOptions(members=2, hidden=8, cloning_steps=300, updates=3, kept=64)
 OTHER = DeviceSpec("NVIDIA H100 PCIe", (9, 0), sm_count=114, shared_bytes=232448, l2_bytes=52428800, clock_mhz=1755)
 EXTREMES = ((8, 8, 8), (1, 16384, 65536), (65536, 65536, 8), (131072, 8, 131072), (7, 16, 100000))
-
-
-@pytest.fixture(scope="module")
-def learnt(toy_table, make_table, toy) -> tuple[Table, Table]:
-    return toy_table, make_table(SMALL, toy)
-
-
-@pytest.fixture(scope="module")
-def weights(learnt) -> PolicyWeights:
-    return train(learnt, QUICK, seed=5)
 
 
 # features
@@ -229,100 +216,6 @@ def test_a_feature_that_never_varied_has_no_weight(weights, toy_table):
     changed = seen.copy()
     changed[:, FEATURES.index("log2 SMs")] = -0.5
     np.testing.assert_array_equal(weights.scores(seen), weights.scores(changed))
-
-
-# the file
-
-
-def rewritten(weights: PolicyWeights, tmp_path, **changes):
-    """The file with some arrays, or keys of the header, replaced."""
-    path = tmp_path / "policy.npz"
-    weights.write(path)
-    with np.load(path, allow_pickle=False) as loaded:
-        arrays = dict(loaded)
-    header = json.loads(arrays["header"].tobytes())
-    for name, value in changes.items():
-        if name in arrays:
-            arrays[name] = value
-        else:
-            header[name] = value
-    arrays["header"] = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-    np.savez(path, **{name: value for name, value in arrays.items() if value is not None})
-    return path
-
-
-def test_a_file_says_what_its_numbers_mean(weights, tmp_path):
-    path = rewritten(weights, tmp_path)
-    again = PolicyWeights.read(path)
-    assert again.configs == weights.configs
-    assert again.knobs == weights.knobs
-    assert again.sources == weights.sources
-    assert again.header["versions"].keys() >= {"cupygemm", "jax", "flax"}
-    assert again.header["seed"] == 5
-    seen = np.random.default_rng(0).normal(size=(9, len(FEATURES))).astype(np.float32)
-    np.testing.assert_array_equal(again.scores(seen), weights.scores(seen))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"schema": "cupygemm.policy/1"}, f"schema is 'cupygemm.policy/1': this version reads {SCHEMA}"),
-        ({"features": [*FEATURES[:-1], "moon"]}, "features differ from those of this version: B read once, moon"),
-        ({"features": FEATURES[::-1]}, "features differ from those of this version: their order"),
-        ({"knobs": {"colour": [1]}}, "knobs colour are no fields"),
-        ({"mean": np.zeros(3, np.float32)}, "mean and scale are of 3"),
-        ({"scale": np.full(len(FEATURES), np.nan, np.float32)}, "scale: finite float32"),
-        ({"kernel_1": np.zeros((2, 3, 3), np.float32)}, "layers are"),
-        ({"kernel_1": np.zeros((8, 8), np.float32)}, "kernel_1: finite float32 with 3 axes"),
-        ({"kernel_1": np.zeros((3, 8, 8), np.float32)}, "of [2, 2, 2, 3, 2, 2, 2] networks: one at least"),
-        ({"bias_2": np.zeros((1, 1), np.float32)}, "of [2, 2, 2, 2, 2, 2, 1] networks"),
-        ({"bias_0": None}, "bias_0"),
-        ({"bias_1": np.full((2, 8), np.inf, np.float32)}, "bias_1: finite float32"),
-        ({"prior": np.float32(1.0)}, "prior: finite float32 with 1 axes"),
-        ({"prior": np.zeros(2)}, "prior: finite float32"),
-        ({"prior": np.zeros(3, np.float32)}, "of [3, 2, 2, 2, 2, 2, 2] networks"),
-        ({"configs": np.zeros((2, 3), np.int16)}, "configs: integers for"),
-        ({"sources": [{"problem": {"m": 0}}]}, "problem"),
-    ],
-    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
-)
-def test_a_file_that_does_not_fit_is_refused(changes, said, weights, tmp_path):
-    path = rewritten(weights, tmp_path, **changes)
-    with pytest.raises(FileError) as caught:
-        PolicyWeights.read(path)
-    assert said in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "cupygemm train" in str(caught.value)
-
-
-def test_what_is_written_can_be_read_whatever_the_prior_was_computed_in(weights, tmp_path):
-    path = tmp_path / "policy.npz"
-    replace(weights, prior=weights.prior.astype(np.float64)).write(path)
-    again = PolicyWeights.read(path)
-    assert again.prior.dtype == np.float32
-    assert again.prior.tolist() == weights.prior.tolist()
-
-
-def test_a_file_without_members_is_refused(weights, tmp_path):
-    none = tuple((kernel[:0], bias[:0]) for kernel, bias in weights.layers)
-    path = tmp_path / "policy.npz"
-    replace(weights, layers=none, prior=weights.prior[:0]).write(path)
-    with pytest.raises(FileError, match=r"of \[0, 0, 0, 0, 0, 0, 0\] networks: one at least"):
-        PolicyWeights.read(path)
-
-
-def test_what_is_no_file_of_arrays_is_refused(tmp_path):
-    path = tmp_path / "policy.npz"
-    with pytest.raises(FileError, match="No such file"):
-        PolicyWeights.read(path)
-    path.write_bytes(b"weights")
-    with pytest.raises(FileError, match=r"no \.npz of plain arrays"):
-        PolicyWeights.read(path)
-    packed = io.BytesIO()
-    np.savez(packed, header=np.array([{"a": 1}], dtype=object))
-    path.write_bytes(packed.getvalue())
-    with pytest.raises(FileError, match=r"no \.npz of plain arrays.*pickle"):
-        PolicyWeights.read(path)
 
 
 # suggestions

@@ -46,7 +46,7 @@ BUDGETS = (50, 150, 500)
 SEEDS = 30
 PROGRESS = Path("build/compare/progress.jsonl")
 SEARCHES = Path(__file__).parent / "results" / "searches.jsonl.gz"
-"""The searches that bench/results/compare.json is of, published so that nobody has to make them again."""
+"""Searches that are published, so that nobody has to make them again."""
 SCORES = "search.json"
 """What is written beside the comparison: its scores on our own tables, in a form that other programs rely on."""
 ONE_THREAD = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from cupygemm.config import KernelConfig
+from cupygemm.device import H200
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import find_table, recorded_tables
+from cupygemm.search.recorded import recorded_tables
 from cupygemm.search.seeds import SOON_ENOUGH
+from cupygemm.search.table import Table
 
 Steps = dict[str, KernelConfig]
 
@@ -245,14 +247,15 @@ FEW_TILES = 66
 
 
 def best_of_table(problem: Problem) -> Steps:
-    """The best config of the problem's recorded table; nothing where it has none.
+    """The best config of the problem's table recorded on an H200; nothing where it has none.
 
     Raises:
-        FileError: a table cannot be read, or there are several, of different devices.
+        FileError: a table cannot be read.
     """
-    if all(table.problem != problem for table in recorded_tables()):
-        return {}
-    return {BEST_OF_TABLE: find_table(problem).optimum[0]}
+    for table in recorded_tables():
+        if (table.problem, table.device.name) == (problem, H200.name):
+            return {BEST_OF_TABLE: Table.read(table.path).optimum[0]}
+    return {}
 
 
 def sooner(problem: Problem) -> list[KernelConfig]:

@@ -246,6 +246,11 @@ FEW_TILES = 66
 """Of 64x64: half an H200's SMs."""
 
 
+def steps_of(suite: str, problem: Problem) -> Steps:
+    """Those of the suite, then the best of the problem's table, which `legal_steps` keeps where it is none of them."""
+    return STEPS[suite] | best_of_table(problem)
+
+
 def best_of_table(problem: Problem) -> Steps:
     """The best config of the problem's table recorded on an H200; nothing where it has none.
 

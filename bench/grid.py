@@ -3,10 +3,10 @@
     python -m bench.grid --survey bench/results/survey.jsonl -o bench/results/grid_sample.json --bundle tuned.yaml
 
 First come 36 configs by turns: what a survey found best for the problems most like it, suggestions of the policy that
-ships, configs of bench/steps.py that begin sooner, and guesses by the estimate. Then come neighbours of the two that
-were fastest, a step in one knob away, those first that are the same kernel told otherwise. The three that are fastest
-in a short run are measured with the baselines as everything that is reported is, and the best of them gets the row.
-docs/grid.md has what came of it.
+ships, what bench/steps.py names for such problems, and guesses by the estimate. Then, twice, come neighbours of the two
+that are fastest so far, a step in one knob away, those first that are the same kernel told otherwise. The three that
+are fastest in a short run are measured with the baselines as everything that is reported is, and the best of them gets
+the row. docs/grid.md has what came of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import click
 from bench.command import command_line
 from bench.relatives import Best, bests, relatives
 from bench.rows import over_cublas
-from bench.steps import Steps, sooner
+from bench.steps import Steps, proven
 from bench.timed_steps import fastest, keep, legal_steps, measured, ready
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
@@ -40,9 +40,11 @@ from cupygemm.search.space import SearchSpace
 from cupygemm.search.suggest import suggestions
 
 SUITE = "grid_sample"
-TRIED = 64
 BEFOREHAND = 36
-"""Of these before anything is measured; the others are neighbours of the fastest."""
+"""Configs that are tried before anything is measured."""
+GENERATIONS, NEIGHBOURS = 2, 14
+"""How often neighbours of the fastest are tried, and how many each time."""
+TRIED = BEFOREHAND + GENERATIONS * NEIGHBOURS
 RELATIVES, SUGGESTED = 10, 16
 PARENTS = 2
 FINALISTS = 3
@@ -50,7 +52,7 @@ FINALISTS = 3
 HARDLY_MATTERS = {"producer_registers", "wait_depth"}
 """Knobs (docs/kernel.md)."""
 AGAIN = 8
-"""Of the first run, that are in the second one beside their neighbours."""
+"""Of a run, that are in the next one beside their neighbours: times of two runs do not compare."""
 AT_ONCE = 20
 """Problems whose kernels are compiled together, so that rows are written long before the end."""
 
@@ -80,9 +82,13 @@ def main(
     with holding_gpu(0):
         for first in range(0, len(problems), AT_ONCE):
             group = {problem: beforehand(problem, known) for problem in problems[first : first + AT_ONCE]}
-            _compile(group)
-            ranked = {problem: _ranked(problem, steps, failures) for problem, steps in group.items()}
-            group = {problem: second_run(problem, group[problem], ranked[problem]) for problem in group}
+            tried = dict(group)
+            for _ in range(GENERATIONS):
+                _compile(group)
+                for problem, steps in group.items():
+                    ranked = _ranked(problem, steps, failures)
+                    group[problem] = next_run(problem, tried[problem], ranked)
+                    tried[problem] = tried[problem] | group[problem]
             _compile(group)
             for problem, steps in group.items():
                 bench = Bench(problem)
@@ -91,14 +97,13 @@ def main(
                 found = list(measured(bench, steps, last, errors, ROTATED, False))
                 if not found:
                     continue
-                best = max(found, key=over_cublas)
-                tried = len(ranked[problem]) + len(launches.keys() - ranked[problem])
-                click.echo(f"{problem} {over_cublas(best):.3f} of cuBLAS, of {tried}: {best['step']}")
+                best, number = max(found, key=over_cublas), len(tried[problem])
+                click.echo(f"{problem} {over_cublas(best):.3f} of cuBLAS, of {number}: {best['step']}")
                 rows.append(best)
                 write_results(output, times_document(output.stem, command, facts, rows, failures=failures))
                 if bundle_path is not None:
-                    keep(bundle_path, problem, best, tried, facts, strategy="grid")
-    if failures:
+                    keep(bundle_path, problem, best, number, facts, strategy="grid")
+    if len(rows) < len(problems):
         sys.exit(1)
 
 
@@ -107,27 +112,27 @@ def beforehand(problem: Problem, known: Sequence[Best]) -> Steps:
     orders = by_turns(
         relatives(problem, known, RELATIVES),
         suggestions(problem, H200, SUGGESTED),
-        sooner(problem),
+        proven(problem),
         guesses(problem, H200, BEFOREHAND),
     )
     legal = legal_steps(problem, {named(config): config for config in orders})
     return dict(islice(legal.items(), BEFOREHAND))
 
 
-def second_run(problem: Problem, steps: Steps, ranked: Sequence[str]) -> Steps:
-    """The fastest of a first run, and neighbours of the very fastest that were not in it.
+def next_run(problem: Problem, tried: Steps, ranked: Sequence[str]) -> Steps:
+    """The fastest of a run, and neighbours of the very fastest that were not tried yet.
 
     Args:
         problem: that is searched.
-        steps: of the first run, by name.
-        ranked: names of those that ran, the fastest first.
+        tried: all until now, by name.
+        ranked: names of those that ran last, the fastest first.
     """
     space = SearchSpace.for_problem(problem, H200)
-    parents = [steps[name] for name in ranked if space.is_legal(steps[name])][:PARENTS]
+    parents = [tried[name] for name in ranked if space.is_legal(tried[name])][:PARENTS]
     around = by_turns(*(_neighbours(parent, space) for parent in parents))
-    new = legal_steps(problem, {named(config): config for config in around if config not in steps.values()})
-    again = {name: steps[name] for name in ranked[:AGAIN]}
-    return again | dict(islice(new.items(), TRIED - len(steps)))
+    new = legal_steps(problem, {named(config): config for config in around if config not in tried.values()})
+    again = {name: tried[name] for name in ranked[:AGAIN]}
+    return again | dict(islice(new.items(), NEIGHBOURS))
 
 
 def _neighbours(parent: KernelConfig, space: SearchSpace) -> list[KernelConfig]:

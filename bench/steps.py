@@ -242,6 +242,11 @@ MANY_TILES = (
     copied(LARGER, 2),
 )
 """The same for more tiles than SMs, or nearly so."""
+SHORT_K = (
+    LARGER.swapped(stages=4, store_stages=4, **STREAMED),
+    SQUARE.swapped(consumers=2, ping_pong=True, store_stages=2),
+)
+"""For many tiles of a K of one or two stages, which are mostly storing."""
 FEW_TILES = 66
 """Of 64x64: half an H200's SMs."""
 
@@ -263,11 +268,14 @@ def best_of_table(problem: Problem) -> Steps:
     return {}
 
 
-def sooner(problem: Problem) -> list[KernelConfig]:
-    """Sixteen configs or none that copy their first stages, by the number of the problem's tiles."""
+def proven(problem: Problem) -> list[KernelConfig]:
+    """What was best for such problems in runs before: by the number of tiles, what copies first stages, and for a short
+    K what stores fast; of a large product nothing.
+    """
     if problem.flops > SOON_ENOUGH:
         return []
     tiles = -(-problem.m // 64) * -(-problem.n // 64)
     once = ONCE_B if problem.m <= 64 else ONCE_A if problem.n <= 64 else {}
     others = SHARED_K if tiles <= FEW_TILES and problem.k >= 512 else MANY_TILES
-    return [config.swapped(**once) for config in (*WHOLE_K, *others)]
+    short = SHORT_K if tiles > FEW_TILES and problem.k <= 128 else ()
+    return [*short, *(config.swapped(**once) for config in (*WHOLE_K, *others))]

@@ -7,12 +7,16 @@ ships, what bench/steps.py names for such problems, and guesses by the estimate.
 that are fastest so far, a step in one knob away, those first that are the same kernel told otherwise. The three that
 are fastest in a short run are measured with the baselines as everything that is reported is, and the best of them gets
 the row. docs/grid.md has what came of it.
+
+    python -m bench.grid splitk small --start cupygemm/bundles/h200.yaml --generations 4 -o climbed.json
+
+searches other suites in the same way, beginning with what a bundle has for their problems: what is left to gain there.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ from bench.relatives import Best, bests, relatives
 from bench.rows import over_cublas
 from bench.steps import Steps, proven
 from bench.timed_steps import fastest, keep, legal_steps, measured, ready
+from cupygemm.bundles.bundle import Bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.kernels.ahead import compile_ahead
@@ -40,6 +45,8 @@ from cupygemm.search.space import SearchSpace
 from cupygemm.search.suggest import suggestions
 
 SUITE = "grid_sample"
+SEARCHED = (SUITE, "headline", "squares", "short_k", "ragged", "small", "splitk", "skinny")
+"""Suites of plain products."""
 BEFOREHAND = 36
 """Configs that are tried before anything is measured."""
 GENERATIONS, NEIGHBOURS = 2, 14
@@ -58,6 +65,7 @@ AT_ONCE = 20
 
 
 @click.command()
+@click.argument("suites", nargs=-1, type=click.Choice(SEARCHED))
 @click.option("--only", "shapes", multiple=True, metavar="MxNxK", help="Of the problems. Repeatable.")
 @click.option(
     "--survey",
@@ -66,24 +74,44 @@ AT_ONCE = 20
     multiple=True,
     help="Tries what was best there for such problems. Repeatable.",
 )
+@click.option(
+    "--start",
+    "starts",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    help="A bundle whose config for a problem is tried as well. Repeatable.",
+)
+@click.option("--generations", type=int, default=GENERATIONS, show_default=True, help="Of neighbours.")
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path), help="Gets the fastest configs.")
 @click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(
-    shapes: tuple[str, ...], surveys: tuple[Path, ...], bundle_path: Path | None, commit: str | None, output: Path
+    suites: tuple[str, ...],
+    shapes: tuple[str, ...],
+    surveys: tuple[Path, ...],
+    starts: tuple[Path, ...],
+    generations: int,
+    bundle_path: Path | None,
+    commit: str | None,
+    output: Path,
 ) -> None:
-    """Searches and measures the shapes of the suite grid_sample."""
+    """Searches and measures the problems of SUITES, by default of grid_sample."""
     known = bests(surveys)
-    problems = [problem for problem in SUITES[SUITE].problems if not shapes or problem.shape in shapes]
+    started = started_with([Bundle.load(path) for path in starts])
+    chosen = [problem for suite in suites or (SUITE,) for problem in SUITES[suite].problems]
+    problems = [problem for problem in dict.fromkeys(chosen) if not shapes or problem.shape in shapes]
     command = command_line("bench.grid")
     facts = provenance.collect(0, command, commit)
     rows: list[dict[str, Any]] = []
     failures: list[dict[str, Any]] = []
     with holding_gpu(0):
         for first in range(0, len(problems), AT_ONCE):
-            group = {problem: beforehand(problem, known) for problem in problems[first : first + AT_ONCE]}
+            group = {
+                problem: beforehand(problem, known, started.get(problem, ()))
+                for problem in problems[first : first + AT_ONCE]
+            }
             tried = dict(group)
-            for _ in range(GENERATIONS):
+            for _ in range(generations):
                 _compile(group)
                 for problem, steps in group.items():
                     ranked = _ranked(problem, steps, failures)
@@ -107,9 +135,25 @@ def main(
         sys.exit(1)
 
 
-def beforehand(problem: Problem, known: Sequence[Best]) -> Steps:
-    """What is tried before anything is measured, by name."""
+def started_with(bundles: Iterable[Bundle]) -> dict[Problem, list[KernelConfig]]:
+    """What bundles have for each problem."""
+    found: dict[Problem, list[KernelConfig]] = {}
+    for bundle in bundles:
+        for entry in bundle.entries:
+            found.setdefault(entry.problem, []).append(entry.config)
+    return found
+
+
+def beforehand(problem: Problem, known: Sequence[Best], started: Sequence[KernelConfig] = ()) -> Steps:
+    """What is tried before anything is measured, by name.
+
+    Args:
+        problem: that is searched.
+        known: what was best for other problems.
+        started: what is to be among it.
+    """
     orders = by_turns(
+        started,
         relatives(problem, known, RELATIVES),
         suggestions(problem, H200, SUGGESTED),
         proven(problem),

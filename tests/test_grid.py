@@ -10,6 +10,7 @@ import pytest
 from bench import grid
 from bench.relatives import Best, bests, relatives
 from bench.steps import proven
+from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
@@ -37,6 +38,14 @@ def test_every_source_has_its_say_before_anything_is_measured(surveyed: list[Bes
             legal = {config for config in source if illegal_reason(config, KernelSpec.of(problem), H200) is None}
             assert legal <= tried
         assert set(proven(problem)[:2]) <= tried
+
+
+def test_a_start_comes_first(surveyed: list[Best]) -> None:
+    bundle = shipped_bundle()
+    for suite in grid.SEARCHED:
+        for problem in SUITES[suite].problems[:2]:
+            config = grid.started_with([bundle])[problem][0]
+            assert next(iter(grid.beforehand(problem, surveyed, [config]).values())) == config
 
 
 def test_the_next_run_has_the_fastest_and_their_neighbours(surveyed: list[Best]) -> None:

@@ -126,7 +126,8 @@ def shown_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 def failure_line(failure: Mapping[str, Any]) -> str:
     """What could not be measured, and why."""
-    return f"{row_name(failure)}: {failure['detail']}"
+    step = f", {failure['step']}" if "step" in failure else ""
+    return f"{row_name(failure)}{step}: {failure['detail']}"
 
 
 def balances(rows: Sequence[Mapping[str, Any]]) -> list[str]:

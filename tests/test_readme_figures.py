@@ -64,7 +64,7 @@ NTHS = {15: "fifteenth", 16: "sixteenth", 17: "seventeenth", 18: "eighteenth", 1
             [f"{100 * UNSEEN['share of own kernels']:.0f}", f"{UNSEEN['geometric mean of own kernels']:.2f}"],
         ),
         ("few tiles with a long K up to # times", [f"{max(ratios('rotated', 'splitk')):.1f}"]),
-        ("in the L2 some lose, # at the least", [f"{min(ratios('resident', *TUNED)):.2f}"]),
+        ("in the L2 it is # at the least", [f"{min(ratios('resident', *TUNED)):.2f}"]),
         ("take up to #% longer than cuBLAS", [f"{100 / min(ratios('sustained', *LARGE)) - 100:.1f}"]),
         (
             "none is slower than cuBLAS; the geometric mean is # times as fast, and # times",

@@ -1,5 +1,5 @@
 # demo · test · test-gpu · bench · compare · lint · clean. Each target makes the virtual environment it needs, and makes it anew
-# when pyproject.toml or the constraints change. PYTHON picks the interpreter: make test PYTHON=python3.13
+# when pyproject.toml or the constraints change. PYTHON picks the interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
 SHAPE ?= 2048x2048x4096

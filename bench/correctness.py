@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from cupygemm.kernels import driver
 from cupygemm.measuring import provenance
 from cupygemm.measuring.results import write_report
@@ -52,7 +52,7 @@ class Total:
         self.failures += report["failures"]
 
 
-@click.command()
+@click.command(cls=Program)
 @click.option("--jobs", default=5, show_default=True, help="Processes at once.")
 @click.option("--limit", default=600.0, show_default=True, help="Seconds for all of it; what is left then has failed.")
 @click.option("--commit", help="Of the source, in place of what git says.")

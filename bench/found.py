@@ -19,10 +19,10 @@ from typing import Any
 
 import click
 
-from bench.command import command_line
-from bench.ladder import legal_steps, measured, ready
+from bench.command import Program, command_line
 from bench.rows import over_cublas
 from bench.steps import STEPS, Steps, best_of_table
+from bench.timed_steps import Failures, legal_steps, measured, ready
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.commands.options import problem_argument
 from cupygemm.kernels import driver
@@ -35,7 +35,7 @@ from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
 
 
-@click.command()
+@click.command(cls=Program)
 @problem_argument
 @click.option("--budget", type=click.IntRange(min=1), default=300, show_default=True, help="Evaluations of a search.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True)
@@ -47,7 +47,7 @@ def main(problem: Problem, budget: int, seeds: int, commit: str | None, output: 
     steps = {**dict(found_with(problem, budget, seed) for seed in range(seeds)), **best_known(problem)}
     command = command_line("bench.found")
     facts = provenance.collect(0, command, commit)
-    failures: list[dict[str, Any]] = []
+    failures: Failures = []
     rows = []
     with holding_gpu(0):
         bench = Bench(problem)

@@ -29,7 +29,7 @@ from typing import Any
 import click
 
 import cupygemm
-from bench.command import command_line
+from bench.command import Program, command_line
 from cupygemm.atomic import write_atomically
 from cupygemm.kernels import driver
 from cupygemm.measuring import provenance
@@ -50,7 +50,7 @@ TOGETHER = {"cases": 0, "own": 0, "counts": {}, "failures": [], "over": False}
 """What a process that has written nothing yet has come to."""
 
 
-@click.command()
+@click.command(cls=Program)
 @click.option("--cases", "count", default=20_000, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--processes", default=8, show_default=True, help="With 1 all runs in this one.")

@@ -1,42 +1,47 @@
-"""A hundred shapes of the grid, which no table has: for each the best of at most 64 configs, found in this one run.
+"""A hundred shapes of the grid, which are in no bundle: for each the best of at most 64 configs, found in one run.
 
     python -m bench.grid --survey bench/results/survey.jsonl -o bench/results/grid_sample.json --bundle tuned.yaml
 
 First come 36 configs by turns: what a survey found best for the problems most like it, suggestions of the policy that
-ships, what bench/steps.py names for such problems, and guesses by the estimate. Then, twice, come neighbours of the two
-that are fastest so far, a step in one knob away, those first that are the same kernel told otherwise. The three that
-are fastest in a short run are measured with the baselines as everything that is reported is, and the best of them gets
-the row. docs/grid.md has what came of it.
+ships, what bench/steps.py names for such problems, and guesses by the estimate. Then, twice, come 14 neighbours of the
+two that are fastest so far, a step in one knob away: by turns the same kernel told otherwise, and another kernel. The
+three that are fastest in a short run are measured with the baselines as everything that is reported is, and the best of
+them gets the row. docs/grid.md has what came of it.
 
     python -m bench.grid splitk small --start cupygemm/bundles/h200.yaml --generations 4 -o climbed.json
 
-searches other suites in the same way, beginning with what a bundle has for their problems: what is left to gain there.
+searches other suites in the same way, from what a bundle has for their problems. That is measured beside what is found,
+and gets a row of its own.
+
+Candidates run in this process: a fault or a hang ends it, and what was written stays.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from bench.relatives import Best, bests, relatives
 from bench.rows import over_cublas
 from bench.steps import Steps, proven
-from bench.timed_steps import fastest, keep, legal_steps, measured, ready
+from bench.timed_steps import Failures, fastest, keep, legal, measured, problems_of, ready
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.kernels.ahead import compile_ahead
+from cupygemm.measurement import Status
 from cupygemm.measuring import provenance
 from cupygemm.measuring.gpu_lock import holding_gpu
 from cupygemm.measuring.measure import Bench
 from cupygemm.measuring.results import times_document, write_results
-from cupygemm.measuring.suites import SUITES
+from cupygemm.measuring.suites import select
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
@@ -45,13 +50,12 @@ from cupygemm.search.space import SearchSpace
 from cupygemm.search.suggest import suggestions
 
 SUITE = "grid_sample"
-SEARCHED = (SUITE, "headline", "squares", "short_k", "ragged", "small", "splitk", "skinny")
+SEARCHED = (SUITE, "headline", "squares", "short_k", "ragged", "layouts", "small", "splitk", "skinny")
 """Suites of plain products."""
 BEFOREHAND = 36
 """Configs that are tried before anything is measured."""
 GENERATIONS, NEIGHBOURS = 2, 14
 """How often neighbours of the fastest are tried, and how many each time."""
-TRIED = BEFOREHAND + GENERATIONS * NEIGHBOURS
 RELATIVES, SUGGESTED = 10, 16
 PARENTS = 2
 FINALISTS = 3
@@ -62,10 +66,14 @@ AGAIN = 8
 """Of a run, that are in the next one beside their neighbours: times of two runs do not compare."""
 AT_ONCE = 20
 """Problems whose kernels are compiled together, so that rows are written long before the end."""
+NAMED_REGISTERS = 40
+"""Of a producer, where a name does not say how many."""
+START = "the start"
+"""What the step of a row begins with whose config was given and not found."""
 
 
-@click.command()
-@click.argument("suites", nargs=-1, type=click.Choice(SEARCHED))
+@click.command(cls=Program)
+@click.argument("suites", nargs=-1, type=click.Choice(SEARCHED), metavar="[SUITE]...")
 @click.option("--only", "shapes", multiple=True, metavar="MxNxK", help="Of the problems. Repeatable.")
 @click.option(
     "--survey",
@@ -79,9 +87,11 @@ AT_ONCE = 20
     "starts",
     type=click.Path(exists=True, path_type=Path),
     multiple=True,
-    help="A bundle whose config for a problem is tried as well. Repeatable.",
+    help="A bundle whose config for a problem is tried first, and measured beside what is found. Repeatable.",
 )
-@click.option("--generations", type=int, default=GENERATIONS, show_default=True, help="Of neighbours.")
+@click.option(
+    "--generations", type=click.IntRange(min=0), default=GENERATIONS, show_default=True, help="Of neighbours."
+)
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path), help="Gets the fastest configs.")
 @click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
@@ -95,48 +105,127 @@ def main(
     commit: str | None,
     output: Path,
 ) -> None:
-    """Searches and measures the problems of SUITES, by default of grid_sample."""
-    known = bests(surveys)
-    started = started_with([Bundle.load(path) for path in starts])
-    chosen = [problem for suite in suites or (SUITE,) for problem in SUITES[suite].problems]
-    problems = [problem for problem in dict.fromkeys(chosen) if not shapes or problem.shape in shapes]
+    """Searches and measures the problems of suites of plain products, by default of grid_sample.
+
+    Ends with status 1 where a kernel computed something wrong or a problem has no row. What could not be compiled is
+    listed as a failure in the file, and is part of a search.
+    """
+    problems = problems_of(suites or (SUITE,), shapes)
+    known, started = bests(surveys), started_with(Bundle.load(path) for path in starts)
     command = command_line("bench.grid")
     facts = provenance.collect(0, command, commit)
+    told = {} if len(suites) > 1 else select(suites or (SUITE,))[1]
     rows: list[dict[str, Any]] = []
-    failures: list[dict[str, Any]] = []
+    failures: Failures = []
+    missed = 0
     with holding_gpu(0):
         for first in range(0, len(problems), AT_ONCE):
-            group = {
-                problem: beforehand(problem, known, started.get(problem, ()))
-                for problem in problems[first : first + AT_ONCE]
-            }
-            tried = dict(group)
+            group = [Search.of(each, known, started.get(each, ())) for each in problems[first : first + AT_ONCE]]
             for _ in range(generations):
-                _compile(group)
-                for problem, steps in group.items():
-                    ranked = _ranked(problem, steps, failures)
-                    group[problem] = next_run(problem, tried[problem], ranked)
-                    tried[problem] = tried[problem] | group[problem]
-            _compile(group)
-            for problem, steps in group.items():
-                bench = Bench(problem)
-                launches, errors = ready(bench, steps, False, failures)
-                last = fastest(bench, launches, FINALISTS)
-                found = list(measured(bench, steps, last, errors, ROTATED, False))
-                if not found:
-                    continue
-                best, number = max(found, key=over_cublas), len(tried[problem])
-                click.echo(f"{problem} {over_cublas(best):.3f} of cuBLAS, of {number}: {best['step']}")
-                rows.append(best)
-                write_results(output, times_document(output.stem, command, facts, rows, failures=failures))
-                if bundle_path is not None:
-                    keep(bundle_path, problem, best, number, facts, strategy="grid")
-    if len(rows) < len(problems):
+                compile_ahead(kernel for search in group for kernel in search.kernels())
+                for search in group:
+                    search.go_on(failures)
+            compile_ahead(kernel for search in group for kernel in search.kernels())
+            for search in group:
+                found = search.end(failures)
+                missed += not found
+                rows += found
+                write_results(output, times_document(output.stem, command, facts, rows, failures=failures, **told))
+                for row in found:
+                    click.echo(
+                        f"{search.problem} {over_cublas(row):.3f} of cuBLAS, of {len(search.ran)}: {row['step']}"
+                    )
+                if found and bundle_path is not None:
+                    search.ship(found, bundle_path, facts)
+    if missed or any(failure["status"] == Status.WRONG_RESULT for failure in failures):
         sys.exit(1)
 
 
+@dataclass
+class Search:
+    """The search of one problem.
+
+    Attributes:
+        problem: that is searched.
+        start: names of configs that were given.
+        tried: all until now, by name.
+        run: those of `tried` that are timed next, beside each other.
+        ran: names of those that could be.
+    """
+
+    problem: Problem
+    start: tuple[str, ...]
+    tried: Steps
+    run: Steps
+    ran: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, problem: Problem, known: Sequence[Best], started: Sequence[KernelConfig] = ()) -> Search:
+        """A search that has tried nothing.
+
+        Args:
+            problem: that is searched.
+            known: what was best for other problems.
+            started: what is tried first.
+        """
+        steps = beforehand(problem, known, started)
+        start = tuple(named(config) for config in legal(problem, started))
+        return cls(problem, start, steps, steps)
+
+    def kernels(self) -> Iterator[tuple[KernelSpec, KernelConfig]]:
+        """What has to be compiled for the next run; what cannot be, the run meets again, and says so."""
+        return ((KernelSpec.of(self.problem), config) for config in self.run.values())
+
+    def go_on(self, failures: Failures) -> None:
+        """Times the run, and chooses the next one.
+
+        Raises:
+            LaunchError: a kernel faulted.
+        """
+        bench = Bench(self.problem)
+        launches, _ = ready(bench, self.run, False, failures)
+        self.ran |= launches.keys()
+        ranked = list(fastest(bench, launches, len(launches))) if launches else []
+        kept = dict.fromkeys([*ranked[:AGAIN], *(name for name in self.start if name in launches)])
+        new = untried(self.problem, self.tried, ranked)
+        self.run = {name: self.tried[name] for name in kept} | new
+        self.tried = self.tried | new
+
+    def end(self, failures: Failures) -> list[dict[str, Any]]:
+        """The row of the best config, and those of what was given where that is another; none where nothing runs.
+
+        Raises:
+            LaunchError: a kernel faulted.
+        """
+        bench = Bench(self.problem)
+        launches, errors = ready(bench, self.run, False, failures)
+        self.ran |= launches.keys()
+        if not launches:
+            return []
+        given = {name: launches[name] for name in self.start if name in launches}
+        last = fastest(bench, launches, FINALISTS) | given
+        found = sorted(measured(bench, self.run, last, errors, ROTATED, False), key=over_cublas, reverse=True)
+        return [
+            {**row, "step": f"{START}, {row['step']}" if row["step"] in given else row["step"], "tried": len(self.ran)}
+            for index, row in enumerate(found)
+            if index == 0 or row["step"] in given
+        ]
+
+    def ship(self, found: Sequence[dict[str, Any]], path: Path, facts: dict[str, Any]) -> None:
+        """Writes what `end` found into a bundle: unless its entry is better, or what was given is as good.
+
+        What was measured beside it counts, and not what the entry says, which is of another run.
+        """
+        best, *given = found
+        if best["step"].startswith(START):
+            return
+        margin = sum(row["ratio_spread"] or 0.0 for row in (best, *given[:1]))
+        if not given or over_cublas(best) > (1 + margin) * over_cublas(given[0]):
+            keep(path, self.problem, best, len(self.ran), facts, strategy="grid", in_any_case=bool(given))
+
+
 def started_with(bundles: Iterable[Bundle]) -> dict[Problem, list[KernelConfig]]:
-    """What bundles have for each problem."""
+    """What bundles have for each problem, in their order."""
     found: dict[Problem, list[KernelConfig]] = {}
     for bundle in bundles:
         for entry in bundle.entries:
@@ -150,21 +239,19 @@ def beforehand(problem: Problem, known: Sequence[Best], started: Sequence[Kernel
     Args:
         problem: that is searched.
         known: what was best for other problems.
-        started: what is to be among it.
+        started: what is among it in any case.
     """
     orders = by_turns(
-        started,
         relatives(problem, known, RELATIVES),
         suggestions(problem, H200, SUGGESTED),
         proven(problem),
         guesses(problem, H200, BEFOREHAND),
     )
-    legal = legal_steps(problem, {named(config): config for config in orders})
-    return dict(islice(legal.items(), BEFOREHAND))
+    return {named(config): config for config in islice(legal(problem, [*started, *orders]), BEFOREHAND)}
 
 
-def next_run(problem: Problem, tried: Steps, ranked: Sequence[str]) -> Steps:
-    """The fastest of a run, and neighbours of the very fastest that were not tried yet.
+def untried(problem: Problem, tried: Steps, ranked: Sequence[str]) -> Steps:
+    """Neighbours of the very fastest that were not tried yet, by name.
 
     Args:
         problem: that is searched.
@@ -172,22 +259,36 @@ def next_run(problem: Problem, tried: Steps, ranked: Sequence[str]) -> Steps:
         ranked: names of those that ran last, the fastest first.
     """
     space = SearchSpace.for_problem(problem, H200)
-    parents = [tried[name] for name in ranked if space.is_legal(tried[name])][:PARENTS]
-    around = by_turns(*(_neighbours(parent, space) for parent in parents))
-    new = legal_steps(problem, {named(config): config for config in around if config not in tried.values()})
-    again = {name: tried[name] for name in ranked[:AGAIN]}
-    return again | dict(islice(new.items(), NEIGHBOURS))
+    around = by_turns(*(neighbours(tried[name], space) for name in ranked[:PARENTS]))
+    new = (config for config in legal(problem, around) if config not in tried.values())
+    return {named(config): config for config in islice(new, NEIGHBOURS)}
 
 
-def _neighbours(parent: KernelConfig, space: SearchSpace) -> list[KernelConfig]:
-    """Those first that are the same kernel told otherwise at launch, those last that differ in what hardly matters."""
-    compiled = parent.compiled()
+def neighbours(parent: KernelConfig, space: SearchSpace) -> tuple[KernelConfig, ...]:
+    """Configs a step in one knob away: by turns the same kernel told otherwise at launch, and another kernel.
 
-    def rank(config: KernelConfig) -> int:
-        differing = {name for name, value in config.compiled().items() if value != compiled[name]}
-        return 2 if differing & HARDLY_MATTERS else 1 if differing else 0
-
-    return sorted(space.neighbours(parent), key=rank)
+    Those come last that differ in what hardly matters. Where a value of the parent's is none of its knob's, the others
+    move beside it, and it moves to the nearest.
+    """
+    odd = {
+        knob.name: getattr(parent, knob.name) for knob in space.knobs if getattr(parent, knob.name) not in knob.values
+    }
+    nearest = {
+        knob.name: min(knob.values, key=lambda value: abs(value - odd[knob.name]))
+        for knob in space.knobs
+        if knob.name in odd
+    }
+    base = parent.swapped(**nearest)
+    around = [
+        each.swapped(**odd) if not _differing(each, base) & odd.keys() else each for each in space.neighbours(base)
+    ]
+    if odd:
+        around.append(base)
+    compiled = parent.compiled().keys()
+    told = [each for each in around if not _differing(each, parent) & compiled]
+    others = [each for each in around if each not in told]
+    others.sort(key=lambda each: bool(_differing(each, parent) & HARDLY_MATTERS))
+    return by_turns(told, others)
 
 
 def named(config: KernelConfig) -> str:
@@ -203,20 +304,9 @@ def named(config: KernelConfig) -> str:
     return f"{tile}, {how}, {told}{copied}{registers}"
 
 
-NAMED_REGISTERS = 40
-"""Of a producer, where a name does not say how many."""
-
-
-def _compile(group: dict[Problem, Steps]) -> None:
-    # What cannot be compiled, `ready` meets again, and says so.
-    compile_ahead((KernelSpec.of(problem), config) for problem, steps in group.items() for config in steps.values())
-
-
-def _ranked(problem: Problem, steps: Steps, failures: list[dict[str, Any]]) -> list[str]:
-    """The names of those that run, the fastest in a short run first."""
-    bench = Bench(problem)
-    launches, _ = ready(bench, steps, False, failures)
-    return list(fastest(bench, launches, len(launches)))
+def _differing(one: KernelConfig, other: KernelConfig) -> set[str]:
+    """The fields in which two configs differ."""
+    return {name for name, value in one.to_dict().items() if value != getattr(other, name)}
 
 
 if __name__ == "__main__":

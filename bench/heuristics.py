@@ -122,11 +122,11 @@ def nearest(
         alike.setdefault(Suggestion.of(config), []).append(config)
     # What decides in the end does so for a suggestion as it does for another.
     chosen = {said: min(found, key=cost) for said, found in alike.items()}
-    order = [
-        min(chosen, key=lambda said, wanted=wanted: (wanted.distance(said), cost(chosen[said])))
-        for wanted in suggestions
-    ]
-    return list(dict.fromkeys(chosen[said] for said in order))
+
+    def nearest(wanted: Suggestion) -> Suggestion:
+        return min(chosen, key=lambda said: (wanted.distance(said), cost(chosen[said])))
+
+    return list(dict.fromkeys(chosen[nearest(wanted)] for wanted in suggestions))
 
 
 def _read(kernel: Any) -> Suggestion:

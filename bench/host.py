@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 import cupygemm
-from bench.command import command_line
+from bench.command import Program, command_line
 from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import BundleError
 from cupygemm.kernels import driver
@@ -36,7 +36,7 @@ SETS = 7
 Call = Callable[[Any, Any, Any], Any]
 
 
-@click.command()
+@click.command(cls=Program)
 @click.option("--shape", default="2048x2048x4096", show_default=True, help="A kernel takes longer than a call.")
 @click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)

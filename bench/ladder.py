@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from bench.rows import over_cublas
 from bench.steps import STEPS, steps_of
-from bench.timed_steps import keep, legal_steps, measured, ready
+from bench.timed_steps import Failures, keep, legal_steps, measured, problems_of, ready
 from cupygemm.config import KernelSpec
 from cupygemm.kernels.ahead import compile_ahead
 from cupygemm.measuring import provenance
@@ -30,8 +30,8 @@ from cupygemm.measuring.suites import SIXTEEN_BITS, SUITES
 from cupygemm.names import ROTATED, SUSTAINED
 
 
-@click.command()
-@click.argument("suites", nargs=-1, type=click.Choice(list(STEPS)))
+@click.command(cls=Program)
+@click.argument("suites", nargs=-1, type=click.Choice(list(STEPS)), metavar="[SUITE]...")
 @click.option("--only", "shapes", multiple=True, metavar="MxNxK", help="Of the suites' problems. Repeatable.")
 @click.option("--dtype", type=click.Choice(SIXTEEN_BITS), help="Of the suites' problems. Default: all.")
 @click.option("--sustained", is_flag=True, help="Measure each step in blocks of its own as well.")
@@ -49,21 +49,22 @@ def main(
     commit: str | None,
     output: Path,
 ) -> None:
-    """Measures the steps of SUITES, by default of all that have steps."""
+    """Measures the steps of suites, by default of all that have steps (bench/steps.py)."""
     if dependent and bundle_path is not None:
         raise click.UsageError("--dependent with --bundle: what cuBLAS is compared with waits for the kernel before it")
+    wanted = set(problems_of(suites or STEPS, shapes, dtype))
     plan = [
         (problem, legal_steps(problem, steps_of(suite, problem)))
         for suite in suites or STEPS
         for problem in SUITES[suite].problems
-        if (not shapes or problem.shape in shapes) and dtype in (None, problem.a_dtype)
+        if problem in wanted
     ]
     # What cannot be compiled, `ready` meets again, and says so.
     compile_ahead((KernelSpec.of(problem), config) for problem, steps in plan for config in steps.values())
     command = command_line("bench.ladder")
     facts = provenance.collect(0, command, commit)
     rows: list[dict[str, Any]] = []
-    failures: list[dict[str, Any]] = []
+    failures: Failures = []
     with holding_gpu(0):
         for problem, steps in plan:
             found: dict[str, list[dict[str, Any]]] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import BundleError, VerificationError
@@ -27,7 +27,7 @@ from cupygemm.names import ROTATED
 from cupygemm.problem import LAYOUTS, Problem
 
 
-@click.command()
+@click.command(cls=Program)
 @click.argument("shapes", nargs=-1, required=True)
 @click.option("--dtype", default="float16", show_default=True)
 @click.option("--bundle", "path", type=click.Path(path_type=Path, exists=True), required=True)

@@ -20,7 +20,7 @@ from typing import Any
 import click
 import numpy as np
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from bench.packing_cases import CASES, Case, draw, problem_of
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.choosing.defaults import default_config
@@ -69,7 +69,7 @@ class Prepared:
     given: list[tuple[Any, Any]]
 
 
-@click.command()
+@click.command(cls=Program)
 @click.option("--only", help="Cases whose names contain this.")
 @click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
@@ -192,13 +192,14 @@ def _as_cupy_does(like: Operands, cublas: Cublas) -> Launch:
     product = cupy.empty(like.out.shape, wide) if wide == cupy.float32 else None
 
     def launch(given: Operands) -> None:
-        read = []
+        read: list[Any] = []
         for each, copy in zip((given.a, given.b), copies, strict=True):
             array = _array(each)
             if copy is not None:
                 copy[...] = array
             read.append(array if copy is None else copy)
-        cublas.gemm(Operands(*read, given.out if product is None else product))
+        a, b = read
+        cublas.gemm(Operands(a, b, given.out if product is None else product))
         if product is not None:
             given.out[...] = product
 
@@ -260,7 +261,7 @@ def _timed(problem: Problem, launches: dict[str, Launch], sets: list[Operands]) 
 def _called(prepared: Prepared) -> float:
     """µs of a call of `cupy.matmul` where many follow one another; of small products the host's time is what counts."""
     cupy, given = driver.cupy(), prepared.given
-    times = []
+    times: list[float] = []
     for _ in range(5):
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
         start.record()

@@ -19,7 +19,7 @@ from typing import Any
 import click
 import numpy as np
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from bench.shapes import posed, training
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelConfig
@@ -44,7 +44,7 @@ WEIGHTS = {"recorded": 4.0, "shipped": 1.0, "estimated": 1.0}
 """Of a problem of each kind."""
 
 
-@click.command()
+@click.command(cls=Program)
 @click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(commit: str | None, output: Path) -> None:

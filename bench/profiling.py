@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import BundleError
@@ -46,7 +46,7 @@ CUBLAS_PARTS = ("nvjet", "gemm", "sm90")
 LAUNCHES = 6
 
 
-@click.command()
+@click.command(cls=Program)
 @click.argument("shape")
 @click.option("--dtype", default="float16")
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path, exists=True), required=True)

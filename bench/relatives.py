@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cupygemm.config import KernelConfig
 from cupygemm.problem import Problem
@@ -19,24 +19,13 @@ class Best(NamedTuple):
     config: KernelConfig
 
 
-def bests(paths: Iterable[Path]) -> list[Best]:
-    """The fastest configs that files of times and surveys hold.
+def bests(surveys: Iterable[Path]) -> list[Best]:
+    """The fastest configs that surveys hold (bench/survey.py).
 
     Raises:
         OSError, ValueError: a file cannot be read.
     """
-    return [best for path in paths for best in (_surveyed(path) if path.suffix == ".jsonl" else _timed(path))]
-
-
-def _timed(path: Path) -> Iterator[Best]:
-    fastest: dict[Problem, dict[str, Any]] = {}
-    fields = Problem.__dataclass_fields__
-    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        problem = Problem.from_dict({name: row[name] for name in fields})
-        if problem not in fastest or row["cupygemm_us"] < fastest[problem]["cupygemm_us"]:
-            fastest[problem] = row
-    for problem, row in fastest.items():
-        yield Best(problem, KernelConfig.from_dict(row["config"]))
+    return [best for survey in surveys for best in _surveyed(survey)]
 
 
 def _surveyed(path: Path) -> Iterator[Best]:

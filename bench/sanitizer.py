@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import VerificationError
 from cupygemm.kernels import driver
@@ -53,7 +53,7 @@ def own_kernels() -> list[str]:
     return sorted({COPYING, *(entry_of(fitting(config, problem)) for _, config, problem in cases())})
 
 
-@click.command()
+@click.command(cls=Program)
 @click.option("--limit", default=150.0, show_default=True, help="Seconds for a tool.")
 @click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("--inner", type=click.Choice(("all", "broken")), hidden=True)

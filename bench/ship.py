@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 
 import click
 
+from bench.command import Program
 from cupygemm.atomic import write_atomically
 from cupygemm.bundles.bundle import Bundle, Entry, SearchInfo, merged_all, new_bundle
 from cupygemm.bundles.bundle_check import findings
-from cupygemm.errors import CupygemmError
 from cupygemm.kernels.kernel_source import source_digest
 from cupygemm.problem import Problem
 from cupygemm.search.outcome import BundleFile
@@ -36,22 +36,19 @@ SHIPPED = Path("cupygemm/bundles/h200.yaml")
 STRATEGY = "exhaustive"
 
 
-@click.command()
+@click.command(cls=Program)
 @click.argument("paths", metavar="BUNDLE...", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--tables", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Of recorded tables.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=SHIPPED, show_default=True)
 def main(paths: tuple[Path, ...], tables: Path | None, output: Path) -> None:
     """Makes the bundle that ships of BUNDLEs and tables."""
-    try:
-        bundles = {path: Bundle.load(path) for path in paths}
-        if tables is not None:
-            named = {entry.problem for bundle in bundles.values() for entry in bundle.entries}
-            bundles |= bundle_of_tables(tables, named)
-        if not bundles:
-            raise click.UsageError("name a bundle, or a folder of tables with --tables")
-        bundle, left_out = shippable(bundles)
-    except CupygemmError as error:
-        raise click.ClickException(str(error)) from error
+    bundles = {path: Bundle.load(path) for path in paths}
+    if tables is not None:
+        named = {entry.problem for bundle in bundles.values() for entry in bundle.entries}
+        bundles |= bundle_of_tables(tables, named)
+    if not bundles:
+        raise click.UsageError("name a bundle, or a folder of tables with --tables")
+    bundle, left_out = shippable(bundles)
     for line in left_out:
         click.echo(f"left out: {line}")
     output.parent.mkdir(parents=True, exist_ok=True)

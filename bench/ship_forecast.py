@@ -14,11 +14,10 @@ from pathlib import Path
 
 import click
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from bench.portfolio import read_kernels
 from bench.shapes import LEARNT_PROJECTIONS
 from cupygemm.choosing.forecast import LEAST, MARGIN
-from cupygemm.errors import CupygemmError
 from cupygemm.measuring import provenance
 from cupygemm.problem import Problem
 from cupygemm.search.forecasting import learn, outcomes, read_survey, rows_of, summary
@@ -28,29 +27,26 @@ MARGINS = ((1.0, 1.0), (1.015, 1.0), (MARGIN, LEAST), (1.03, 1.01), (1.04, 1.02)
 PAIRS = {pair for pairs in LEARNT_PROJECTIONS.values() for pair in pairs}
 
 
-@click.command()
+@click.command(cls=Program)
 @click.argument("survey", type=click.Path(path_type=Path))
 @click.option("--validate/--no-validate", default=True, show_default=True, help="Print a cross validation first.")
 @click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
 def main(survey: Path, validate: bool, commit: str | None, output: Path) -> None:
     """Learns a forecast from SURVEY and writes it."""
-    try:
-        portfolio = read_kernels()
-        device, surveyed, shapes = read_survey(survey, portfolio)
-        for name, family in FAMILIES.items() if validate else ():
-            found = outcomes(shapes, portfolio, device, family)
-            for margin, least in MARGINS:
-                click.echo(f"without its {name}: {summary(found, margin, least)}")
-        facts = {
-            **provenance.collect(None, command_line("bench.ship_forecast"), commit),
-            "survey": surveyed,
-            "survey_sha256": hashlib.sha256(survey.read_bytes()).hexdigest(),
-            "shapes": len(shapes),
-        }
-        learn(rows_of(shapes, portfolio, device), portfolio, device, facts).save(output)
-    except CupygemmError as error:
-        raise click.ClickException(str(error)) from error
+    portfolio = read_kernels()
+    device, surveyed, shapes = read_survey(survey, portfolio)
+    for name, family in FAMILIES.items() if validate else ():
+        found = outcomes(shapes, portfolio, device, family)
+        for margin, least in MARGINS:
+            click.echo(f"without its {name}: {summary(found, margin, least)}")
+    facts = {
+        **provenance.collect(None, command_line("bench.ship_forecast"), commit),
+        "survey": surveyed,
+        "survey_sha256": hashlib.sha256(survey.read_bytes()).hexdigest(),
+        "shapes": len(shapes),
+    }
+    learn(rows_of(shapes, portfolio, device), portfolio, device, facts).save(output)
     click.echo(f"{output}: {len(shapes)} shapes, {output.stat().st_size} bytes")
 
 

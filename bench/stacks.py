@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 import cupygemm
-from bench.command import command_line
+from bench.command import Program, command_line
 from cupygemm.errors import VerificationError
 from cupygemm.kernels import driver
 from cupygemm.kernels.operands import Operands
@@ -35,7 +35,7 @@ WARM_ROUNDS = 10
 Replay = Callable[[], Any]
 
 
-@click.command()
+@click.command(cls=Program)
 @click.option("--size", default=1024, show_default=True, help="Of the square matrices.")
 @click.option("--batch", "batches", type=int, multiple=True, default=(4, 16, 64), show_default=True)
 @click.option("--commit", help="Of the source, in place of what git says.")

@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from bench.portfolio import read_kernels
 from bench.shapes import posed, training
 from bench.survey_jobs import SURVEY_JOBS
@@ -30,7 +30,7 @@ from cupygemm.choosing.estimate import estimated_us
 from cupygemm.choosing.fitting import fitted
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
-from cupygemm.errors import CupygemmError, FileError, LaunchError
+from cupygemm.errors import FileError, LaunchError
 from cupygemm.kernels.compiler import source_digest
 from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement
@@ -65,7 +65,7 @@ VARIANTS: tuple[Callable[[KernelConfig], KernelConfig], ...] = (
 """A config told otherwise at launch, in one thing."""
 
 
-@click.command()
+@click.command(cls=Program)
 @click.option("--seconds", type=float, default=280.0, show_default=True, help="After which no shape is begun.")
 @click.option("--shapes", "count", type=int, default=SHAPES, show_default=True)
 @click.option("--device", type=int, default=0, show_default=True)
@@ -74,22 +74,19 @@ VARIANTS: tuple[Callable[[KernelConfig], KernelConfig], ...] = (
 def main(seconds: float, count: int, device: int, commit: str | None, output: Path) -> None:
     """Times the portfolio on shapes to learn from."""
     ends = time.monotonic() + seconds
-    try:
-        done = recorded(output)
-        with GpuRunner(device=device, jobs=SURVEY_JOBS) as runner:
-            plan = [each for each in plans(count, runner.device_spec) if each[0] not in done]
-            compiled = compile_all(runner, plan)
-            click.echo(f"{compiled} kernels compiled, {len(done)} shapes done before, {len(plan)} to do")
-            if not output.exists():
-                facts = provenance.collect(device, command_line("bench.survey"), commit)
-                append(output, header(runner.device_spec, facts))
-            written = 0
-            for line in measured(runner, plan, lambda: time.monotonic() < ends):
-                append(output, line)
-                click.echo(_said(line))
-                written += 1
-    except CupygemmError as error:
-        raise click.ClickException(str(error)) from error
+    done = recorded(output)
+    with GpuRunner(device=device, jobs=SURVEY_JOBS) as runner:
+        plan = [each for each in plans(count, runner.device_spec) if each[0] not in done]
+        compiled = compile_all(runner, plan)
+        click.echo(f"{compiled} kernels compiled, {len(done)} shapes done before, {len(plan)} to do")
+        if not output.exists():
+            facts = provenance.collect(device, command_line("bench.survey"), commit)
+            append(output, header(runner.device_spec, facts))
+        written = 0
+        for line in measured(runner, plan, lambda: time.monotonic() < ends):
+            append(output, line)
+            click.echo(_said(line))
+            written += 1
     click.echo(f"{output}: {written} shapes more, {len(plan) - written} left")
 
 

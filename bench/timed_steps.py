@@ -1,11 +1,12 @@
-"""Configs of a problem, measured beside each other and both baselines for bench/ladder.py and bench/grid.py.
+"""Configs of a problem, measured beside each other and both baselines: for bench/ladder.py, found.py and grid.py.
 
-All of a problem run by turns, in one interleaved run with cuBLAS and the best of cublasLt's algorithms.
+All of a problem run in one interleaved run, or each in blocks of its own, with cuBLAS and the best of cublasLt's
+algorithms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +17,7 @@ from bench.steps import Steps
 from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
-from cupygemm.errors import CupygemmError, VerificationError
+from cupygemm.errors import CompileError, CupygemmError
 from cupygemm.kernels import driver
 from cupygemm.kernels.compiler import compile_kernel, source_digest
 from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
@@ -25,12 +26,41 @@ from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement, Status
 from cupygemm.measuring.benchmark import OWN, result_row
 from cupygemm.measuring.measure import Bench
+from cupygemm.measuring.suites import SUITES
 from cupygemm.measuring.timing import CUBLAS, CUBLASLT, QUICK, THOROUGH, Timing
 from cupygemm.problem import Problem
 
+Failures = list[dict[str, Any]]
+"""Of a results file: a problem, the step, how its trial ended and why."""
+
+
+def problems_of(suites: Iterable[str], shapes: Collection[str], dtype: str | None = None) -> list[Problem]:
+    """The problems of suites, each once.
+
+    Args:
+        suites: names.
+        shapes: "MxNxK" of those that are wanted; none for all.
+        dtype: of the operands of those that are wanted; None for all.
+
+    Raises:
+        click.UsageError: no suite has a shape, or nothing is left.
+    """
+    all_of_them = list(dict.fromkeys(problem for suite in suites for problem in SUITES[suite].problems))
+    unknown = set(shapes) - {problem.shape for problem in all_of_them}
+    if unknown:
+        raise click.UsageError(f"--only {min(unknown)}: none of the problems has this shape")
+    found = [each for each in all_of_them if each.shape in (shapes or (each.shape,)) and dtype in (None, each.a_dtype)]
+    if not found:
+        raise click.UsageError(f"--dtype {dtype}: none of the problems has it")
+    return found
+
 
 def fastest(bench: Bench, launches: Mapping[str, Launch], most: int) -> dict[str, Launch]:
-    """Those that are fastest in a short run, the fastest first."""
+    """Those that are fastest in a short run, the fastest first.
+
+    Raises:
+        LaunchError: one faulted.
+    """
     timing = bench.time(launches, QUICK)
     ranked = sorted(launches, key=lambda name: median(timing.samples_us[name]))
     return {name: launches[name] for name in ranked[:most]}
@@ -38,37 +68,55 @@ def fastest(bench: Bench, launches: Mapping[str, Launch], most: int) -> dict[str
 
 def legal_steps(problem: Problem, steps: Steps) -> Steps:
     """The steps that the problem's spec allows, each config once, by the first of its names."""
-    spec = KernelSpec.of(problem)
     found: Steps = {}
     for name, config in steps.items():
-        fitting = config if spec.out_aligned else config.swapped(store_stages=0, keep_out=0)
-        if illegal_reason(fitting, spec, H200) is None and fitting not in found.values():
-            found[name] = fitting
+        for fitting in legal(problem, [config]):
+            if fitting not in found.values():
+                found[name] = fitting
     return found
 
 
+def legal(problem: Problem, configs: Iterable[KernelConfig]) -> Iterator[KernelConfig]:
+    """The configs that the problem's spec allows, in their order, each once: stored from registers where TMA cannot."""
+    spec = KernelSpec.of(problem)
+    seen = set()
+    for config in configs:
+        fitting = config if spec.out_aligned else config.swapped(store_stages=0, keep_out=0)
+        if fitting not in seen and illegal_reason(fitting, spec, H200) is None:
+            seen.add(fitting)
+            yield fitting
+
+
 def ready(
-    bench: Bench, steps: Mapping[str, KernelConfig], dependent: bool, failures: list[dict[str, Any]]
+    bench: Bench, steps: Mapping[str, KernelConfig], dependent: bool, failures: Failures
 ) -> tuple[dict[str, Launch], dict[str, float]]:
-    """What each step launches, and its error against float64; steps that do not run become failures.
+    """What each step launches, and its error against float64; steps that do not run, or are wrong, become failures.
 
     Raises:
-        VerificationError: a step is wrong.
+        LaunchError: one faulted.
     """
     problem = bench.problem
     launches: dict[str, Launch] = {}
     errors: dict[str, float] = {}
+
+    def failed(name: str, status: Status, detail: str) -> None:
+        failures.append({**problem.to_dict(), "step": name, "status": status.value, "detail": detail})
+        click.echo(f"{problem} {name}: {detail}", err=True)
+
     for name, config in steps.items():
         try:
             kernel = LoadedKernel(compile_kernel(KernelSpec.of(problem), config))
             plan = Plan(problem, kernel, dependent_launch=dependent)
+        except CompileError as error:
+            failed(name, Status.COMPILE_FAILED, str(error))
+            continue
         except CupygemmError as error:
-            failures.append({**problem.to_dict(), "step": name, "detail": str(error)})
-            click.echo(f"{problem} {name}: {error}", err=True)
+            failed(name, Status.LAUNCH_FAILED, str(error))
             continue
         verdict = bench.verify(plan.launch)
         if not verdict.ok:
-            raise VerificationError(f"{problem} {name}: {verdict.detail}")
+            failed(name, Status.WRONG_RESULT, f"wrong result: {verdict.detail}")
+            continue
         launches[name], errors[name] = plan.launch, verdict.error
     return launches, errors
 
@@ -81,7 +129,11 @@ def measured(
     mode: str,
     dependent: bool,
 ) -> Iterator[dict[str, Any]]:
-    """A row a step, of one run with cuBLAS and the best cublasLt algorithm."""
+    """A row a step, of one run with cuBLAS and the best cublasLt algorithm.
+
+    Raises:
+        LaunchError: one faulted.
+    """
     best = bench.cublaslt(mode)
     baselines = {} if best is None else {CUBLASLT: best.run}
     timing = bench.time({**launches, **baselines}, THOROUGH, mode)
@@ -97,7 +149,13 @@ def measured(
 
 
 def keep(
-    path: Path, problem: Problem, row: Mapping[str, Any], tried: int, facts: dict[str, Any], strategy: str = "ladder"
+    path: Path,
+    problem: Problem,
+    row: Mapping[str, Any],
+    ran: int,
+    facts: dict[str, Any],
+    strategy: str = "ladder",
+    in_any_case: bool = False,
 ) -> None:
     """Writes the step of a row into a bundle, unless the entry for its problem is the better one.
 
@@ -105,9 +163,14 @@ def keep(
         path: of the bundle; made where there is none.
         problem: of the row.
         row: of `measured`, by turns.
-        tried: how many steps it was the best of.
+        ran: how many steps it was the best of.
         facts: date, commit, driver and so on.
         strategy: what the bundle says it was found by.
+        in_any_case: whatever the entry says.
+
+    Raises:
+        BundleError: there is something else at the path.
+        OSError: it cannot be written.
     """
     measurement = Measurement(
         Status.OK,
@@ -121,10 +184,11 @@ def keep(
         problem=problem,
         config=config,
         measured=Measured.of(measurement, cublaslt_us=row["cublaslt_us"], spread=row["spread"]),
-        search=SearchInfo(strategy=strategy, evaluations=tried),
+        search=SearchInfo(strategy=strategy, evaluations=ran),
         provenance={**facts, "source_digest": source_digest(config)},
     )
-    before = Bundle.load(path).entry(problem) if path.exists() else None
-    if before is None or entry.beats(before):
+    bundle = Bundle.load(path) if path.exists() else None
+    before = bundle.entry(problem) if bundle else None
+    if before is None or in_any_case or entry.beats(before):
         new = new_bundle(BundleDevice.of(driver.device_spec(0), facts), source_digest(), [entry])
-        (Bundle.load(path).merged(new) if path.exists() else new).save(path)
+        (bundle.merged(new) if bundle else new).save(path)

@@ -17,7 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from bench.command import command_line
+from bench.command import Program, command_line
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import BundleError
@@ -106,7 +106,7 @@ WITHOUT_STORES = (
 VARIANTS = {"whole": (), "without loads": WITHOUT_LOADS, "without stores": WITHOUT_STORES}
 
 
-@click.command()
+@click.command(cls=Program)
 @click.argument("shapes", nargs=-1, required=True)
 @click.option("--dtype", default="float16", show_default=True)
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path, exists=True), required=True)

@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from bench import shapes
-from bench.command import command_line
+from bench.command import Program, command_line
 from bench.rows import over_cublas
 from bench.survey_jobs import CONTIGUOUS, closed, without_gaps
 from bench.survey_jobs import effort as survey_effort
@@ -54,7 +54,7 @@ WARM_US = 60_000.0
 Row = dict[str, Any]
 
 
-@click.command()
+@click.command(cls=Program)
 @click.option("--only", type=int, help="So many of the shapes, evenly taken. Default: all.")
 @click.option("--seconds", type=float, default=220.0, show_default=True, help="After which no shape is begun.")
 @click.option("--device", type=int, default=0, show_default=True)
@@ -63,18 +63,16 @@ Row = dict[str, Any]
 def main(only: int | None, seconds: float, device: int, commit: str | None, output: Path) -> None:
     """Measures what dispatch makes of shapes that were never tuned."""
     ends = time.monotonic() + seconds
-    try:
-        device_spec = driver.device_spec(device)
-    except CupygemmError as error:
-        raise click.ClickException(str(error)) from error
+    device_spec = driver.device_spec(device)
     problems = shapes.unseen()
     problems = problems if only is None else problems[:: max(1, len(problems) // only)]
     dispatcher = Dispatcher()
     command = command_line("bench.unseen")
     facts = provenance.collect(device, command, commit)
     decided = decisions(dispatcher, problems, device_spec)
-    chosen = [choice for choice, _ in decided.values() if choice.problem and choice.config]
-    compile_ahead((KernelSpec.of(choice.problem), choice.config) for choice in chosen)  # dispatch says what fails
+    chosen = [(choice.problem, choice.config) for choice, _ in decided.values()]
+    # Dispatch says what fails.
+    compile_ahead((KernelSpec.of(problem), config) for problem, config in chosen if problem and config)
     rows: list[Row] = []
     failures: list[Row] = []
     with holding_gpu(device), driver.cupy().cuda.Device(device):

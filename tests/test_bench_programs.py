@@ -6,9 +6,12 @@ import re
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from bench.command import command_line
+from bench.command import Program, command_line
+from cupygemm.errors import LaunchError
 
 BENCH = Path(__file__).parent.parent / "bench"
 SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in BENCH.glob("*.py")}
@@ -47,6 +50,18 @@ def test_no_name_is_one_of_the_standard_library() -> None:
 def test_a_command_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/some/where/bench/host.py", "-o", "a file.json"])
     assert command_line("bench.host") == "python -m bench.host -o 'a file.json'"
+
+
+def test_what_cupygemm_refuses_is_told_in_a_line() -> None:
+    @click.command(cls=Program)
+    def main() -> None:
+        raise LaunchError("no GPU")
+
+    result = CliRunner().invoke(main)
+    assert (result.exit_code, result.stderr) == (1, "Error: no GPU\n")
+    # All that are made with click are such programs.
+    for name in PROGRAMS:
+        assert "@click.command()" not in SOURCES[name], name
 
 
 def test_all_of_them_are_run_by_their_module() -> None:

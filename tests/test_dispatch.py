@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import cupygemm
+from cupygemm.choosing.defaults import default_config
 from cupygemm.choosing.dispatch import Dispatcher
+from cupygemm.config import KernelConfig
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import BundleError, CompileError
 from cupygemm.kernels import compiler
@@ -209,6 +211,26 @@ def test_what_would_run_elsewhere_is_said_without_compiling(gpu: FakeGpu) -> Non
     huge = Problem(2**31, 8, 8)
     assert "are built" in Dispatcher({"x": bundle_of(huge)}).choose_on(huge, H200).reason
     assert gpu.compiled == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "borrows"),
+    # 128 tiles of 64x128 are one wave; of four matrices, 256 tiles of 128x128 by turns are faster (docs/variants.md).
+    [(2, True), (4, False), (8, False), (32, False)],
+)
+def test_a_stack_borrows_what_is_expected_to_be_as_fast_as_its_default(batch: int, borrows: bool) -> None:
+    few = KernelConfig(64, 128, 64, 8, 1, False, 1, 1, True, 4, 40, 1, 1, l2_promotion=128)
+    alone = Problem(1024, 1024, 1024)
+    dispatcher = Dispatcher({"mine": bundle_of(alone, config=few)})
+    problem = replace(alone, batch=batch)
+    choice = dispatcher.choose_on(problem, H200)
+    assert choice.kernel == "own"
+    if borrows:
+        assert (choice.config, choice.bundle) == (few, "mine")
+        assert choice.reason == f"mine has a config for {alone}"
+    else:
+        assert (choice.config, choice.bundle) == (default_config(problem, H200), None)
+        assert choice.reason == "no bundle in force has a config for it, and this is the one for stacks of its size"
 
 
 def test_results_that_no_kernel_gives_are_not_asked_for() -> None:

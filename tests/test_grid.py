@@ -1,32 +1,45 @@
-"""bench/grid.py without a GPU: what it tries for a problem, before and after a first run."""
+"""bench/grid.py without a GPU: what it tries for a problem, and whole runs of kernels that are made up."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from bench import grid
 from bench.relatives import Best, bests, relatives
-from bench.steps import proven
+from bench.steps import SQUARE, TURNS, proven
+from bench.timed_steps import fastest, legal
+from cupygemm.bundles.bundle import Bundle
 from cupygemm.bundles.in_force import shipped_bundle
-from cupygemm.config import KernelSpec
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
-from cupygemm.measuring.suites import SUITES
+from cupygemm.measurement import Status
+from cupygemm.measuring.suites import GRID_SEED, SUITES
+from cupygemm.measuring.timing import CUBLAS, Timing
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
+from cupygemm.search.space import SearchSpace
 from cupygemm.search.suggest import suggestions
 from tests.fake_products import SMALL
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results"
 PROBLEMS = SUITES[grid.SUITE].problems[::20]
+CUBLAS_US = 10.0
 
 
 @pytest.fixture(scope="module")
 def surveyed() -> list[Best]:
     return bests([RESULTS / "survey.jsonl"])
+
+
+# What is tried
 
 
 def test_every_source_has_its_say_before_anything_is_measured(surveyed: list[Best]) -> None:
@@ -35,55 +48,214 @@ def test_every_source_has_its_say_before_anything_is_measured(surveyed: list[Bes
         tried = set(steps.values())
         assert len(steps) == len(tried) == grid.BEFOREHAND
         for source in (relatives(problem, surveyed, 3), suggestions(problem, H200, 3), guesses(problem, H200, 3)):
-            legal = {config for config in source if illegal_reason(config, KernelSpec.of(problem), H200) is None}
-            assert legal <= tried
+            assert set(legal(problem, source)) <= tried
         assert set(proven(problem)[:2]) <= tried
 
 
 def test_a_start_comes_first(surveyed: list[Best]) -> None:
-    bundle = shipped_bundle()
+    started = grid.started_with([shipped_bundle()])
     for suite in grid.SEARCHED:
         for problem in SUITES[suite].problems[:2]:
-            config = grid.started_with([bundle])[problem][0]
-            assert next(iter(grid.beforehand(problem, surveyed, [config]).values())) == config
+            search = grid.Search.of(problem, surveyed, started[problem])
+            (given,) = legal(problem, started[problem])
+            assert search.start == (grid.named(given),) == tuple(search.run)[:1]
+            assert search.run[search.start[0]] == given
 
 
-def test_the_next_run_has_the_fastest_and_their_neighbours(surveyed: list[Best]) -> None:
+def test_neighbours_of_the_two_fastest_are_told_otherwise_and_other_kernels(surveyed: list[Best]) -> None:
     for problem in PROBLEMS:
         tried = grid.beforehand(problem, surveyed)
         ranked = list(reversed(tried))
-        run = grid.next_run(problem, tried, ranked)
-        assert list(run)[: grid.AGAIN] == ranked[: grid.AGAIN]
-        new = {name: config for name, config in run.items() if name not in tried}
+        new = grid.untried(problem, tried, ranked)
         assert len(new) == grid.NEIGHBOURS
         assert not set(new.values()) & set(tried.values())
-        parents = [tried[name] for name in ranked]
+        parents = [tried[name] for name in ranked[: grid.PARENTS]]
         for config in new.values():
             assert illegal_reason(config, KernelSpec.of(problem), H200) is None
-            assert any(_apart(config, parent) == 1 for parent in parents)
-        assert sum(config.compiled() in [parent.compiled() for parent in parents] for config in new.values()) >= 5
+            assert min(len(_differing(config, parent)) for parent in parents) == 1
+        told = [config for config in new.values() if any(config.compiled() == each.compiled() for each in parents)]
+        assert grid.NEIGHBOURS / 4 <= len(told) <= 3 * grid.NEIGHBOURS / 4
 
 
-def test_a_name_tells_a_config_from_all_that_are_tried(surveyed: list[Best]) -> None:
-    for problem in PROBLEMS:
+def test_of_other_kernels_those_come_last_that_hardly_matter() -> None:
+    problem = Problem(1024, 1024, 1024)
+    parent = TURNS
+    found = grid.neighbours(parent, SearchSpace.for_problem(problem, H200))
+    others = [each for each in found if each.compiled() != parent.compiled()]
+    hardly = [bool(_differing(each, parent) & grid.HARDLY_MATTERS) for each in others]
+    assert any(hardly)
+    assert hardly == sorted(hardly)
+
+
+def test_a_config_off_the_knobs_has_neighbours_too() -> None:
+    problem = Problem(4, 4096, 4096)
+    parent, space = SQUARE.swapped(prefetch=12), SearchSpace.for_problem(problem, H200)
+    assert not space.is_legal(parent)
+    found = grid.neighbours(parent, space)
+    assert len(found) > 10
+    assert all(len(_differing(each, parent)) == 1 for each in found)
+    assert {each.prefetch for each in found} == {4, 8, 12}
+
+
+def test_a_name_tells_a_config_from_all_that_are_tried_and_what_runs(surveyed: list[Best]) -> None:
+    for problem in (*PROBLEMS, Problem(4095, 4097, 4096)):
         tried = grid.beforehand(problem, surveyed)
         for _ in range(grid.GENERATIONS):
-            tried |= grid.next_run(problem, tried, list(reversed(tried)))
-        assert len({grid.named(config) for config in tried.values()}) == len(tried) == grid.TRIED == 64
+            tried = tried | grid.untried(problem, tried, list(reversed(tried)))
+        assert len(set(tried.values())) == len(tried) == 64
+        assert all(name == grid.named(config) for name, config in tried.items())
 
 
 def test_relatives_are_what_was_best_nearby(tmp_path: Path) -> None:
-    known = bests([RESULTS / "grid_sample.json", _survey(tmp_path)])
-    assert len(known) == 101
+    known = bests([RESULTS / "survey.jsonl", _survey(tmp_path)])
     problem = known[7].problem
     assert relatives(problem, known, 5)[0] == known[7].config
     assert known[7].config in relatives(Problem(problem.m, problem.n, 2 * problem.k), known, 20)
     assert known[-1] == Best(Problem(8, 120, 216), SMALL.swapped(stages=5))
 
 
-def _apart(one: object, other: object) -> int:
-    """In how many fields two configs differ."""
-    return sum(value != getattr(other, name) for name, value in vars(one).items())
+def test_the_fastest_in_a_short_run_go_on() -> None:
+    launches = {"slow": 3.0, "fast": 1.0, "middle": 2.0}
+    assert list(fastest(FakeBench(Problem(64, 64, 64)), launches, 2)) == ["fast", "middle"]  # type: ignore[arg-type]
+
+
+# Whole runs
+
+
+class FakeBench:
+    """Kernels whose launch is the time that they take, µs."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def time(self, launches: dict[str, Any], effort: Any, mode: str = "") -> Timing:
+        return Timing({**{name: [us] * 4 for name, us in launches.items()}, CUBLAS: [CUBLAS_US] * 4})
+
+    def cublaslt(self, mode: str) -> None:
+        return None
+
+    def bytes_rotated(self, mode: str) -> int:
+        return 0
+
+
+Us = Callable[[KernelConfig], float | Status]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Result, dict[str, Any]]]:
+    """Runs the program on kernels that take, or fail, what a function says."""
+
+    def runs(us: Us, *arguments: str) -> tuple[Result, dict[str, Any]]:
+        def ready(bench: FakeBench, steps: dict[str, KernelConfig], dependent: bool, failures: list[Any]) -> Any:
+            outcomes = {name: us(config) for name, config in steps.items()}
+            for name, outcome in outcomes.items():
+                if isinstance(outcome, Status):
+                    failures.append({**bench.problem.to_dict(), "step": name, "status": outcome.value, "detail": "so"})
+            launches = {name: each for name, each in outcomes.items() if not isinstance(each, Status)}
+            return launches, dict.fromkeys(launches, 1e-4)
+
+        compiled: list[Any] = []
+        for name, value in {
+            "Bench": FakeBench,
+            "ready": ready,
+            "holding_gpu": lambda device: nullcontext(),
+            "compile_ahead": lambda kernels: compiled.extend(kernels),
+        }.items():
+            monkeypatch.setattr(grid, name, value)
+        monkeypatch.setattr(grid.provenance, "collect", lambda *given: {"commit": "abc", "date": "2026-11-30"})
+        monkeypatch.setattr("bench.timed_steps.driver.device_spec", lambda device: H200)
+        output = tmp_path / "grid.json"
+        result = CliRunner().invoke(grid.main, [*arguments, "-o", str(output)])
+        assert not result.exception or isinstance(result.exception, SystemExit), result.exception
+        return result, json.loads(output.read_text()) if output.exists() else {}
+
+    return runs
+
+
+def test_a_row_is_the_best_of_all_that_was_tried(run: Any, tmp_path: Path) -> None:
+    seen: set[KernelConfig] = set()
+
+    def us(config: KernelConfig) -> float:
+        seen.add(config)
+        return 8.0 + 0.01 * config.stages + 0.1 * config.group + 0.1 * (config.prefetch + config.l2_promotion)
+
+    result, document = run(us, "--only", "512x8192x64", "--bundle", str(tmp_path / "b.yaml"))
+    assert result.exit_code == 0
+    (row,) = document["rows"]
+    assert row["cupygemm_us"] == min(map(us, seen))
+    assert KernelConfig.from_dict(row["config"]) in seen
+    assert row["step"] == grid.named(KernelConfig.from_dict(row["config"]))
+    assert row["tried"] == len(seen) == 64
+    assert (document["suite"], document["seed"]) == (grid.SUITE, GRID_SEED)
+    (entry,) = Bundle.load(tmp_path / "b.yaml").entries
+    assert (entry.search.strategy, entry.search.evaluations) == ("grid", 64)
+    assert entry.config == KernelConfig.from_dict(row["config"])
+
+
+def test_what_cannot_be_compiled_is_told_and_is_no_error(run: Any) -> None:
+    result, document = run(
+        lambda config: Status.COMPILE_FAILED if config.group == 4 else 8.0 + config.group, "--only", "512x8192x64"
+    )
+    assert result.exit_code == 0
+    assert document["rows"][0]["tried"] < 64
+    assert document["failures"]
+    assert {failure["status"] for failure in document["failures"]} == {"compile_failed"}
+
+
+@pytest.mark.parametrize("status", [Status.WRONG_RESULT, Status.COMPILE_FAILED])
+def test_a_problem_of_which_nothing_runs_is_an_error_and_its_failures_are_kept(run: Any, status: Status) -> None:
+    result, document = run(lambda config: status, "--only", "512x8192x64", "--generations", "0")
+    assert result.exit_code == 1
+    assert document["rows"] == []
+    assert len(document["failures"]) == 36
+
+
+def test_a_wrong_result_is_an_error(run: Any) -> None:
+    result, document = run(lambda config: Status.WRONG_RESULT if config.stages == 4 else 8.0, "--only", "512x8192x64")
+    assert result.exit_code == 1
+    assert len(document["rows"]) == 1
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_a_start_is_measured_beside_what_is_found_and_stays_unless_that_is_faster(
+    run: Any, tmp_path: Path, gains: bool
+) -> None:
+    shipped = shipped_bundle()
+    entry = shipped.entry(Problem(512, 512, 512))
+    assert entry is not None
+    (tmp_path / "b.yaml").write_text(shipped.to_json())
+    others = 4.0 if gains else 12.0
+    arguments = ["small", "--only", "512x512x512", *("--start", str(tmp_path / "b.yaml"))]
+    result, document = run(
+        lambda config: 9.0 if config == entry.config else others, *arguments, "--bundle", str(tmp_path / "b.yaml")
+    )
+    assert result.exit_code == 0
+    steps = [row["step"] for row in document["rows"]]
+    assert steps[-1] == f"{grid.START}, {grid.named(entry.config)}"
+    assert len(steps) == 1 + gains
+    after = Bundle.load(tmp_path / "b.yaml").entry(entry.problem)
+    assert after is not None
+    # Found faster beside it, though less of cuBLAS than the entry says of another run; else untouched.
+    assert (after.config != entry.config) == gains
+    assert gains or after == entry
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--only", "1x2x3"), "--only 1x2x3: none of the problems has this shape"),
+        (("--generations", "-1"), "-1 is not in the range"),
+    ],
+)
+def test_what_nothing_can_come_of_is_refused(run: Any, arguments: Iterable[str], said: str) -> None:
+    result, document = run(lambda config: 1.0, *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not document
+
+
+def _differing(one: KernelConfig, other: KernelConfig) -> set[str]:
+    return {name for name, value in one.to_dict().items() if value != getattr(other, name)}
 
 
 def _survey(folder: Path) -> Path:

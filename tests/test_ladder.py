@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from bench import ladder
 from bench.steps import BEST_OF_TABLE, STEPS, best_of_table, steps_of
-from bench.timed_steps import fastest, legal_steps
+from bench.timed_steps import legal_steps
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import FileError
 from cupygemm.measuring.suites import SUITES
-from cupygemm.measuring.timing import Timing
 from cupygemm.problem import Problem
 from cupygemm.search import recorded
 from cupygemm.search.recorded import file_name, find_table
@@ -72,15 +70,21 @@ def test_rows_that_tma_cannot_store_are_stored_from_registers_once() -> None:
     assert len(set(found.values())) == len(found)
 
 
-def test_the_fastest_in_a_short_run_go_on() -> None:
-    launches = {"slow": object(), "fast": object(), "middle": object()}
-    samples = {"slow": [3.0, 9.0], "fast": [1.0, 1.5], "middle": [2.0, 2.0], "cublas": [0.1, 0.1]}
-    bench = SimpleNamespace(time=lambda given, effort: Timing(samples))
-    assert list(fastest(bench, launches, 2)) == ["fast", "middle"]
-
-
 def test_dependent_launches_are_for_no_bundle(tmp_path: Path) -> None:
     arguments = ["small", "--dependent", "--bundle", str(tmp_path / "b.yaml"), "-o", str(tmp_path / "o.json")]
     result = CliRunner().invoke(ladder.main, arguments)
     assert result.exit_code == 2
     assert "--dependent with --bundle" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("small", "--only", "8x8x8"), "--only 8x8x8: none of the problems has this shape"),
+        (("small", "--dtype", "bfloat16"), "--dtype bfloat16: none of the problems has it"),
+    ],
+)
+def test_what_no_suite_has_is_refused(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(ladder.main, [*arguments, "-o", str(tmp_path / "o.json")])
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -142,7 +142,7 @@ def load(source: Source) -> Case:
 def _load_ours(source: Source) -> Case:
     table = _read_table(source.path)
     others = of_other_families(source.folder, family(table.problem))
-    nearest = best_of_nearest(table.problem, others, _read_table)
+    nearest = best_of_nearest(table.problem, others, _read_table)  # type: ignore[arg-type]  # paths can be hashed
     return Case(
         name=str(table.problem),
         group=RECORDED,
@@ -235,13 +235,13 @@ class _Borrowed:
     def times_us(self, document: dict[str, Any]) -> dict[KernelConfig, float]:
         """The points of a file with these parameters."""
         names = document["tune_params_keys"]
-        return {
-            KernelConfig(
-                **self._rest,
-                **{field: kind(result[name]) for name, (field, kind) in zip(names, self._fields, strict=True)},
-            ): _time_us(result)
-            for result in document["cache"].values()
-        }
+
+        def config_of(result: dict[str, Any]) -> KernelConfig:
+            told = {field: kind(result[name]) for name, (field, kind) in zip(names, self._fields, strict=True)}
+            values: dict[str, Any] = {**self._rest, **told}
+            return KernelConfig(**values)
+
+        return {config_of(result): _time_us(result) for result in document["cache"].values()}
 
     def best(self, document: dict[str, Any]) -> list[KernelConfig]:
         """The fastest point, and the fastest of the next best with other values in the first two parameters."""
@@ -278,8 +278,9 @@ def _of_varying(document: dict[str, Any]) -> dict[str, Any]:
 def _time_us(result: dict[str, Any]) -> float:
     """Of one result; older files have the name of a failure, or 1e20, in place of a time."""
     time_ms = result.get("time")
-    failed = "__error__" in result or not isinstance(time_ms, int | float) or time_ms >= 1e20
-    return math.inf if failed else float(time_ms) * 1000
+    if "__error__" in result or not isinstance(time_ms, int | float) or time_ms >= 1e20:
+        return math.inf
+    return float(time_ms) * 1000
 
 
 def _cache_paths(folder: Path) -> list[Path]:
@@ -296,7 +297,7 @@ def _read_cache(path: Path) -> dict[str, Any]:
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode().rstrip().rstrip(",")
-        document = json.loads(text if text.endswith("}}") or text.endswith("}\n}") else text + "}}")
+        document: dict[str, Any] = json.loads(text if text.endswith("}}") or text.endswith("}\n}") else text + "}}")
     except (OSError, EOFError, ValueError) as error:
         raise FileError(f"{path}: no cache file of Kernel Tuner: {error}") from error
     missing = [

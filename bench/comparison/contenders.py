@@ -138,11 +138,10 @@ def packages() -> dict[str, str]:
 
 def _runner(name: str, work: Path) -> Callable[[Case, str, int, int], list[float]]:
     check(name)
-    if kind(name) == "kernel_tuner":
-        return lambda *arguments: kernel_tuner_runs.run(*arguments, work)
     if kind(name) == "optuna":
         return optuna_runs.run
-    return lambda *arguments: own.run(*arguments, work)
+    program = kernel_tuner_runs.run if kind(name) == "kernel_tuner" else own.run
+    return lambda case, name, seed, evaluations: program(case, name, seed, evaluations, work)
 
 
 def _compile_first(case: Case, name: str, evaluations: int, work: Path) -> None:

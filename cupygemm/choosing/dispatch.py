@@ -17,6 +17,7 @@ from cupygemm.bundles.bundle import Bundle, Entry
 from cupygemm.bundles.in_force import InForce, Source
 from cupygemm.choosing.choice import Choice
 from cupygemm.choosing.defaults import default_config
+from cupygemm.choosing.estimate import estimated_us
 from cupygemm.choosing.forecast import Prediction
 from cupygemm.choosing.unseen import UnseenShapes
 from cupygemm.config import KernelConfig, KernelSpec
@@ -265,8 +266,27 @@ class Dispatcher:
     def _stand_ins(self, problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, KernelConfig, str | None]]:
         """Configs that nobody has measured for a problem of a stack or with an epilogue, why, and their bundles.
 
-        Those of the same product by itself, then for a stack a default, since CuPy would widen stacks to float32.
+        Those of the same product by itself, and for a stack a default, since CuPy would widen stacks to float32: before
+        those of which the estimate expects more time, as of tiles that were chosen for fewer of them.
         """
+        config = default_config(problem, device) if problem.batch > 1 else None
+        borrowed = self._borrowed(problem, device)
+        if config is None:
+            yield from borrowed
+            return
+        of_its_size = f"{_NO_CONFIG}, and this is the one for stacks of its size", config, None
+        slower = []
+        for stand_in in borrowed:
+            alone, default = estimated_us(problem, (stand_in[1], config), device)
+            if alone <= default:
+                yield stand_in
+            else:
+                slower.append(stand_in)
+        yield of_its_size
+        yield from slower
+
+    def _borrowed(self, problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, KernelConfig, str | None]]:
+        """Of `_stand_ins`, configs of the same product by itself."""
         for alike in dict.fromkeys(
             replace(problem, epilogue=epilogue, out_dtype=out_dtype, batch=batch)
             for epilogue in (problem.epilogue, NONE)
@@ -279,10 +299,6 @@ class Dispatcher:
                     if source.bundle.mismatch(device) is None and (problem.batch > 1 or not entry.is_slower):
                         why = f"{source.name} has a config for {alike}{self._remarks(source, entry, device)}"
                         yield why, entry.config, source.name
-        if problem.batch > 1:
-            config = default_config(problem, device)
-            if config is not None:
-                yield f"{_NO_CONFIG}, and this is the one for stacks of its size", config, None
 
     def _decided(self, source: Source, entry: Entry, device: DeviceSpec, loses: bool) -> Choice:
         """The choice that an entry comes to: its config, or cuBLAS where it was measured to lose."""

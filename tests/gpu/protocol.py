@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
@@ -135,13 +136,13 @@ def stacked_problems(m: int, n: int, k: int, batch: int) -> dict[str, list[Probl
 
 def fused_problems(m: int, n: int, k: int) -> dict[str, list[Problem]]:
     """Problems with epilogues by config: each epilogue with each, and a few of a batch and of other dtypes."""
-    mixed = {"a_dtype": "bfloat16", "b_dtype": "bfloat16"}
+    mixed = partial(Problem, m, n, k, a_dtype="bfloat16", b_dtype="bfloat16")
     found = {name: [Problem(m, n, k, epilogue=epilogue) for epilogue in EPILOGUES] for name in FUSED}
     for name in FUSED[1:3]:
         for epilogue in EPILOGUES[-3:]:
             found[name].append(Problem(m, n, k, 3, epilogue=epilogue))
-            found[name].append(Problem(m, n, k, out_dtype="bfloat16", epilogue=epilogue, **mixed))
-            found[name].append(Problem(m, n, k, out_dtype="float32", epilogue=epilogue, **mixed))
+            found[name].append(mixed(out_dtype="bfloat16", epilogue=epilogue))
+            found[name].append(mixed(out_dtype="float32", epilogue=epilogue))
     return found
 
 

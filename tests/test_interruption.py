@@ -13,6 +13,7 @@ import pytest
 
 from cupygemm import cli
 from cupygemm.bundles.bundle import Bundle
+from cupygemm.search.families import family
 from cupygemm.search.interruption import uninterrupted
 from tests.commands import PROBLEM
 
@@ -132,7 +133,8 @@ def test_a_search_interrupted_before_it_knew_anything_says_so(tmp_path, tables):
     output = tmp_path / "tuned.yaml"
     command = ["tune", PROBLEM.shape, "--tables", str(tables), "--json", "-o", str(output)]
     done = subprocess.run([sys.executable, "-c", NO_TRIAL_YET, *command], capture_output=True, text=True, check=False)
-    chosen = "strategy: cma (the shipped policy was trained on this very table, so it does not guide)"
+    chosen = "strategy: cma (the shipped policy was trained on this very table, so it does not guide; "
+    chosen += f"cupygemm train --without {family(PROBLEM)} makes one that may)"
     assert (done.returncode, done.stderr) == (130, f"{chosen}\ninterrupted\n")
     assert json.loads(done.stdout)["stopped_by"] == "interrupted"
     assert not output.exists()

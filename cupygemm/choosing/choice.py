@@ -57,6 +57,8 @@ def _entry_words(entry: Entry) -> Iterator[str]:
     facts = [f"{measured.us:.2f} µs a launch"]
     if entry.speedup is not None:
         facts.append(f"{entry.speedup:.3f}× cuBLAS")
+    if measured.cublaslt_us is not None:
+        facts.append(f"{measured.cublaslt_us / measured.us:.3f}× the best cublasLt")
     if measured.registers is not None:
         facts.append(f"{measured.registers} registers a thread at launch")
     if measured.spill_bytes:

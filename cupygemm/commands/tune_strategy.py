@@ -13,6 +13,7 @@ from cupygemm.errors import ConfigError, not_installed
 from cupygemm.measurement import Measurement
 from cupygemm.names import GUIDED, NEEDED, PLAINEST, POPULATION_EVALUATIONS, SEEDED, UNGUIDED
 from cupygemm.problem import Problem
+from cupygemm.search.families import family
 from cupygemm.search.strategies import Strategy
 from cupygemm.search.suggest import Guide
 from cupygemm.search.target import Target
@@ -60,7 +61,8 @@ def find_guidance(problem: Problem, target: Target, path: Path | None, cold: boo
         return Guidance(None, "no policy is shipped that could guide")
     if target.recorded is not None and problem in weights.sources:
         if path is None:
-            return Guidance(None, "the shipped policy was trained on this very table, so it does not guide")
+            learnt = "the shipped policy was trained on this very table, so it does not guide"
+            return Guidance(None, f"{learnt}; cupygemm train --without {family(problem)} makes one that may")
         raise ConfigError(
             f"{path} was trained on the table of {problem}, which is to be replayed: name a policy that was not, "
             "or none"

@@ -38,7 +38,8 @@ timeout 120 "$python" -m bench.ladder $small_suites --bundle "$out/tuned.yaml" -
 timeout 240 "$python" -m bench.ladder batched fused --bundle "$out/tuned.yaml" -o "$out/ladder_variants.json"
 timeout 60 "$python" -m bench.ladder small splitk --dependent -o "$out/ladder_dependent.json"
 timeout 600 "$python" -m bench.grid --survey bench/results/survey.jsonl --bundle "$out/tuned.yaml" -o "$out/grid_sample.json"
-timeout 400 "$python" -m bench.grid $small_suites headline squares short_k ragged --survey bench/results/survey.jsonl \
+# The survey that is recorded: that of this run comes later.
+timeout 500 "$python" -m bench.grid $small_suites $large_suites --survey bench/results/survey.jsonl \
     --start "$out/tuned.yaml" --generations 4 --bundle "$out/tuned.yaml" -o "$out/climbed.json"
 timeout 200 "$python" -m bench.ladder headline squares --only 2048x2048x4096 --only 4096x4096x4096 \
     --only 8192x8192x8192 --dtype float16 --sustained -o "$out/ladder_sustained.json"

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from cupygemm.device import H200
-from cupygemm.epilogue import Epilogue
 from cupygemm.errors import LaunchError, VerificationError
-from cupygemm.kernels import driver
 from cupygemm.kernels.operands import Operands
 from cupygemm.measurement import Status
 from cupygemm.measuring import graphs, measure, telemetry
-from cupygemm.measuring.cublas import NOT_SUPPORTED, CublasError
+from cupygemm.measuring.cublas import CublasError
 from cupygemm.measuring.graphs import capture, interleave, sustain
 from cupygemm.measuring.measure import Bench
-from cupygemm.measuring.measuring_stream import is_usable, stream
+from cupygemm.measuring.measuring_stream import is_usable
 from cupygemm.measuring.timing import (
     CUBLAS,
     CUBLASLT,
@@ -36,50 +34,16 @@ from cupygemm.measuring.timing import (
 from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.problem import Problem
 from cupygemm.search import gpu_jobs
+from tests.fake_baselines import BASELINE_US, FakeCublas, measuring_gpu, refuse
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 
 PROBLEM = Problem(24, 40, 64)
-BASELINE_US = 10.0
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    gpu = FakeGpu()
-    cupy = gpu.cupy
-    stream.cache_clear()
-    monkeypatch.setattr(driver, "cupy", lambda: cupy)
-    monkeypatch.setattr(driver, "device_spec", lambda device: H200)
-    monkeypatch.setattr(telemetry, "read", lambda device: telemetry.Reading(1755, 640.5))
-    monkeypatch.setattr(measure, "Cublas", lambda: FakeCublas(gpu))
-    monkeypatch.setattr(measure, "CublasLt", lambda: FakeLt(gpu))
-    return gpu
-
-
-class FakeCublas:
-    def __init__(self, gpu: FakeGpu) -> None:
-        self.gemm = gpu.kernel(product, BASELINE_US)
-
-
-class FakeLt:
-    def __init__(self, gpu: FakeGpu) -> None:
-        self.gpu = gpu
-
-    def algorithms(self, operands: Operands, count: int, epilogue: Epilogue) -> list[Any]:
-        return [FakeAlgorithm(self.gpu, cost) for cost in (12.0, None, 8.0, 9.0)]
-
-
-class FakeAlgorithm:
-    def __init__(self, gpu: FakeGpu, cost_us: float | None) -> None:
-        self.cost_us = cost_us
-        self.run = refuse if cost_us is None else gpu.kernel(product, cost_us)
-
-    def describe(self) -> dict[str, int]:
-        return {"id": int(self.cost_us or 0)}
-
-
-def refuse(operands: Operands) -> None:
-    raise CublasError("cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED", NOT_SUPPORTED)
+    return measuring_gpu(monkeypatch)
 
 
 def narrow(a: Any, b: Any, out: Any) -> None:

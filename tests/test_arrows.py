@@ -62,7 +62,7 @@ ARROWS = {
     "commands.train_run": "search.families search.recorded search.transfer_training text",
     "commands.tune": "commands.options commands.tune_run names",
     "commands.tune_run": "commands.tune_strategy search.gpu_target search.outcome search.seeds search.store",
-    "commands.tune_strategy": "commands.tune_view search.target",
+    "commands.tune_strategy": "commands.tune_view search.families search.target",
     "commands.tune_view": "commands.view search.tune text",
     "commands.view": "",
     "commands.warmup": "commands.options commands.warmup_run",

@@ -18,22 +18,25 @@ from typing import Any
 from bench.comparison import drawing
 from bench.comparison.cases import RECORDED
 from bench.comparison.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
-from bench.comparison.picture import COLOURS
 from bench.comparison.summary import CHANCE
 from cupygemm.errors import CupygemmError, FileError
 from cupygemm.measuring.results import COMPARISON_SCHEMA, TRANSFER_SCHEMA
 from cupygemm.reports.report import read_file
 
 STRATEGIES, SUGGESTIONS = "strategies.svg", "suggestions.svg"
-LEAST_SCORE = -1.0
 FIRST_POINT = 5
 """Evaluations before which no score is drawn: there all strategies that know nothing draw lots."""
+LEAST_SCORES = {False: -1.0, True: 0.5}
+"""Lower edges of the panels: of those that begin with nothing, and of the others, which are close together."""
 OURS = {
-    **{"hybrid": BLUE, "local": GREEN, "cma": ORANGE, "ppo": PURPLE},
-    **{"policy": "black", "cloned": GREY, "seeds": VERMILION, "nearest": SKY},
+    **{"hybrid": (BLUE, "-"), "local": (GREEN, "-"), "cma": (ORANGE, "-"), "ppo": (PURPLE, "-")},
+    **{"policy": ("black", "-"), "cloned": ("black", "--"), "seeds": (VERMILION, "-"), "nearest": (SKY, "-")},
 }
-"""Colours by a strategy's name, without "+"."""
-OTHERS = {"kernel_tuner": "Kernel Tuner's, each", "optuna": "Optuna's tpe"}
+"""Colours and lines by a strategy's name, without "+"."""
+OTHERS = {"kernel_tuner": ("Kernel Tuner's, each", GREY, "-"), "optuna": ("Optuna's tpe", GREY, "--")}
+"""Labels, colours and lines of other packages' strategies."""
+NAMED = 2
+"""Of other packages' strategies, that end highest: they have their names beside them."""
 WAYS = {
     "nearest": (GREY, "s", GREY),
     "nvMatmulHeuristics": (GREEN, "^", GREEN),
@@ -101,15 +104,15 @@ def draw_strategies(curves: Mapping[str, Any], path: Path) -> None:
     """
 
     def fill(figure: Any) -> None:
-        panels = figure.subplots(1, 2, sharey=True)
+        panels = figure.subplots(1, 2)
         titles = "from nothing", "with what other families of problems taught"
-        for axes, seeded, title in zip(panels, (False, True), titles, strict=True):
+        for axes, seeded, title in zip(panels, LEAST_SCORES, titles, strict=True):
             _draw_curves(axes, curves, seeded)
             axes.set_title(title, fontsize=10)
             axes.set_xlabel("evaluations", fontsize=9)
         panels[0].set_ylabel("score: 0 chance, 1 the optimum", fontsize=9)
 
-    drawing.draw(path, (9.0, 4.0), curves, fill)
+    drawing.draw(path, (9.0, 4.4), curves, fill)
 
 
 def draw_suggestions(suggestions: Mapping[str, Any], path: Path) -> None:
@@ -143,28 +146,36 @@ def draw_suggestions(suggestions: Mapping[str, Any], path: Path) -> None:
 
 def _draw_curves(axes: Any, curves: Mapping[str, Any], seeded: bool) -> None:
     points = curves["points"]
-    start = next(at for at, point in enumerate(points) if seeded or point >= FIRST_POINT)
+    start = next(at for at, point in enumerate(points) if point >= FIRST_POINT)
     chosen = {name: result for name, result in curves["strategies"].items() if result["seeded"] is seeded}
+    others = [name for name in chosen if chosen[name]["package"] != "cupygemm"]
+    highest = sorted(others, key=lambda name: -chosen[name]["curve"]["score"][-1])[:NAMED]
     axes.axhline(0.0, color="black", linewidth=1)
-    named = set()
+    labels = set()
     for name, result in sorted(chosen.items(), key=lambda each: each[1]["package"] == "cupygemm"):
-        package, score = result["package"], result["curve"]["score"]
-        colour, width, label = COLOURS[package], 0.8, OTHERS.get(package, name)
-        if package == "cupygemm":
-            colour, width = OURS.get(name.removesuffix("+"), "black"), 1.8
+        score = result["curve"]["score"]
+        if result["package"] == "cupygemm":
+            (colour, line), width, label = OURS.get(name.removesuffix("+"), ("black", ":")), 1.8, name
             quartiles = result["curve"]["quartiles"][start:]
-            axes.fill_between(points[start:], *zip(*quartiles, strict=True), color=colour, alpha=0.15, linewidth=0)
-        shown = label if label not in named else None
-        axes.plot(points[start:], score[start:], color=colour, linewidth=width, label=shown)
-        named.add(label)
+            axes.fill_between(points[start:], *zip(*quartiles, strict=True), color=colour, alpha=0.12, linewidth=0)
+        else:
+            (label, colour, line), width = OTHERS[result["package"]], 0.9
+        below = " (below)" if max(score[start:]) < LEAST_SCORES[seeded] else ""
+        shown = label + below if label not in labels else None
+        axes.plot(points[start:], score[start:], line, color=colour, linewidth=width, label=shown)
+        labels.add(label)
+        if name in highest:
+            beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
+            axes.annotate(name.partition(":")[2], (points[-1], score[-1]), annotation_clip=False, **beside)
     axes.set_xscale("log")
-    axes.set_xticks(ticks := [point for point in (1, 5, 10, 50, 150, 500) if points[start] <= point <= points[-1]])
-    axes.set_xticklabels([str(tick) for tick in ticks], fontsize=8)
+    axes.set_xticks(ticks := [point for point in (5, 10, 50, 150, 500) if points[start] <= point <= points[-1]])
+    axes.set_xticklabels([str(tick) for tick in ticks])
+    axes.tick_params(labelsize=8)
     axes.minorticks_off()
     axes.set_xlim(points[start], points[-1])
-    axes.set_ylim(LEAST_SCORE, 1.02)
+    axes.set_ylim(LEAST_SCORES[seeded], 1.02)
     drawing.plain(axes, "y")
-    axes.legend(fontsize=7, loc="lower right", ncols=2)
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What all programs of this folder have in common: how they are run, and how they end."""
+"""How programs of this folder are run, and those made with click end."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from typing import Any
 
 import click
 
-from cupygemm.errors import CupygemmError
+from cupygemm.ending import in_a_line
 
 
 class Program(click.Command):
-    """A program that ends with a line, not with a traceback, where cupygemm says what is wrong."""
+    """A program that ends like cupygemm's own commands: with a line, where cupygemm refuses something."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs it.
 
         Raises:
-            ClickException: cupygemm has refused something, or found it missing.
+            ClickException: with the line.
         """
-        try:
+        with in_a_line():
             return super().invoke(ctx)
-        except CupygemmError as error:
-            raise click.ClickException(str(error)) from error
 
 
 def command_line(program: str) -> str:

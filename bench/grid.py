@@ -1,4 +1,4 @@
-"""A hundred shapes of the grid, which are in no bundle: for each the best of at most 64 configs, found in one run.
+"""A hundred shapes of the grid: for each the best of at most 64 configs, found in one run.
 
     python -m bench.grid --survey bench/results/survey.jsonl -o bench/results/grid_sample.json --bundle tuned.yaml
 
@@ -10,8 +10,8 @@ them gets the row. docs/grid.md has what came of it.
 
     python -m bench.grid splitk small --start cupygemm/bundles/h200.yaml --generations 4 -o climbed.json
 
-searches other suites in the same way, from what a bundle has for their problems. That is measured beside what is found,
-and gets a row of its own.
+searches other suites in the same way, 14 configs more with each generation, from what a bundle has for their problems.
+That is measured beside what is found, and gets a row of its own.
 
 Candidates run in this process: a fault or a hang ends it, and what was written stays.
 """
@@ -19,7 +19,7 @@ Candidates run in this process: a fault or a hang ends it, and what was written 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -46,7 +46,7 @@ from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
 from cupygemm.search.seeds import by_turns
-from cupygemm.search.space import SearchSpace
+from cupygemm.search.space import FULL_KNOBS
 from cupygemm.search.suggest import suggestions
 
 SUITE = "grid_sample"
@@ -68,8 +68,6 @@ AT_ONCE = 20
 """Problems whose kernels are compiled together, so that rows are written long before the end."""
 NAMED_REGISTERS = 40
 """Of a producer, where a name does not say how many."""
-START = "the start"
-"""What the step of a row begins with whose config was given and not found."""
 
 
 @click.command(cls=Program)
@@ -107,8 +105,8 @@ def main(
 ) -> None:
     """Searches and measures the problems of suites of plain products, by default of grid_sample.
 
-    Ends with status 1 where a kernel computed something wrong or a problem has no row. What could not be compiled is
-    listed as a failure in the file, and is part of a search.
+    Ends with status 1 where a kernel computed something wrong or a problem has no row. What could not be compiled or
+    launched is listed as a failure in the file, and is part of a search.
     """
     problems = problems_of(suites or (SUITE,), shapes)
     known, started = bests(surveys), started_with(Bundle.load(path) for path in starts)
@@ -206,22 +204,23 @@ class Search:
         last = fastest(bench, launches, FINALISTS) | given
         found = sorted(measured(bench, self.run, last, errors, ROTATED, False), key=over_cublas, reverse=True)
         return [
-            {**row, "step": f"{START}, {row['step']}" if row["step"] in given else row["step"], "tried": len(self.ran)}
+            {**row, "given": row["step"] in given, "tried": len(self.ran)}
             for index, row in enumerate(found)
             if index == 0 or row["step"] in given
         ]
 
     def ship(self, found: Sequence[dict[str, Any]], path: Path, facts: dict[str, Any]) -> None:
-        """Writes what `end` found into a bundle: unless its entry is better, or what was given is as good.
+        """Writes the best row of `end` into a bundle, unless its entry is as good.
 
-        What was measured beside it counts, and not what the entry says, which is of another run.
+        An entry that was measured beside it is compared by that, and not by what it says, which is of another run.
         """
-        best, *given = found
-        if best["step"].startswith(START):
-            return
-        margin = sum(row["ratio_spread"] or 0.0 for row in (best, *given[:1]))
-        if not given or over_cublas(best) > (1 + margin) * over_cublas(given[0]):
-            keep(path, self.problem, best, len(self.ran), facts, strategy="grid", in_any_case=bool(given))
+        entry = Bundle.load(path).entry(self.problem) if path.exists() else None
+        best = found[0]
+        beside = [row for row in found if entry is not None and row["config"] == entry.config.to_dict()]
+        if not beside:
+            keep(path, self.problem, best, len(self.ran), facts, strategy="grid")
+        elif over_cublas(best) > over_cublas(beside[0]) * (1 + _spread(best) + _spread(beside[0])):
+            keep(path, self.problem, best, len(self.ran), facts, strategy="grid", in_any_case=True)
 
 
 def started_with(bundles: Iterable[Bundle]) -> dict[Problem, list[KernelConfig]]:
@@ -258,37 +257,30 @@ def untried(problem: Problem, tried: Steps, ranked: Sequence[str]) -> Steps:
         tried: all until now, by name.
         ranked: names of those that ran last, the fastest first.
     """
-    space = SearchSpace.for_problem(problem, H200)
-    around = by_turns(*(neighbours(tried[name], space) for name in ranked[:PARENTS]))
+    around = by_turns(*(neighbours(tried[name]) for name in ranked[:PARENTS]))
     new = (config for config in legal(problem, around) if config not in tried.values())
     return {named(config): config for config in islice(new, NEIGHBOURS)}
 
 
-def neighbours(parent: KernelConfig, space: SearchSpace) -> tuple[KernelConfig, ...]:
-    """Configs a step in one knob away: by turns the same kernel told otherwise at launch, and another kernel.
+def neighbours(parent: KernelConfig) -> tuple[KernelConfig, ...]:
+    """Configs a step in one knob away, legal or not: by turns the same kernel told otherwise, and another kernel.
 
-    Those come last that differ in what hardly matters. Where a value of the parent's is none of its knob's, the others
-    move beside it, and it moves to the nearest.
+    A step is to the next value below or above, or to any that is no size or count. Those come last that differ in what
+    hardly matters.
     """
-    odd = {
-        knob.name: getattr(parent, knob.name) for knob in space.knobs if getattr(parent, knob.name) not in knob.values
-    }
-    nearest = {
-        knob.name: min(knob.values, key=lambda value: abs(value - odd[knob.name]))
-        for knob in space.knobs
-        if knob.name in odd
-    }
-    base = parent.swapped(**nearest)
-    around = [
-        each.swapped(**odd) if not _differing(each, base) & odd.keys() else each for each in space.neighbours(base)
-    ]
-    if odd:
-        around.append(base)
-    compiled = parent.compiled().keys()
-    told = [each for each in around if not _differing(each, parent) & compiled]
-    others = [each for each in around if each not in told]
-    others.sort(key=lambda each: bool(_differing(each, parent) & HARDLY_MATTERS))
-    return by_turns(told, others)
+    told: list[KernelConfig] = []
+    others: list[KernelConfig] = []
+    hardly: list[KernelConfig] = []
+    for knob in FULL_KNOBS:
+        here = getattr(parent, knob.name)
+        if knob.ordered:
+            below, above = [each for each in knob.values if each < here], [each for each in knob.values if each > here]
+            values = [*below[-1:], *above[:1]]
+        else:
+            values = [each for each in knob.values if each != here]
+        kind = hardly if knob.name in HARDLY_MATTERS else others if knob.name in parent.compiled() else told
+        kind += [parent.swapped(**{knob.name: value}) for value in values]
+    return by_turns(told, [*others, *hardly])
 
 
 def named(config: KernelConfig) -> str:
@@ -304,9 +296,9 @@ def named(config: KernelConfig) -> str:
     return f"{tile}, {how}, {told}{copied}{registers}"
 
 
-def _differing(one: KernelConfig, other: KernelConfig) -> set[str]:
-    """The fields in which two configs differ."""
-    return {name for name, value in one.to_dict().items() if value != getattr(other, name)}
+def _spread(row: Mapping[str, Any]) -> float:
+    """Of the ratio to cuBLAS."""
+    return float(row["ratio_spread"] or 0.0)
 
 
 if __name__ == "__main__":

@@ -123,10 +123,10 @@ def nearest(
     # What decides in the end does so for a suggestion as it does for another.
     chosen = {said: min(found, key=cost) for said, found in alike.items()}
 
-    def nearest(wanted: Suggestion) -> Suggestion:
+    def told_like(wanted: Suggestion) -> Suggestion:
         return min(chosen, key=lambda said: (wanted.distance(said), cost(chosen[said])))
 
-    return list(dict.fromkeys(chosen[nearest(wanted)] for wanted in suggestions))
+    return list(dict.fromkeys(chosen[told_like(wanted)] for wanted in suggestions))
 
 
 def _read(kernel: Any) -> Suggestion:

@@ -25,7 +25,7 @@ from cupygemm.reports.report import read_file
 
 STRATEGIES, SUGGESTIONS = "strategies.svg", "suggestions.svg"
 FIRST_POINT = 5
-"""Evaluations before which no score is drawn: there all strategies that know nothing draw lots."""
+"""Evaluations before which no score is drawn: there all strategies that know nothing draw lots. Of both panels."""
 LEAST_SCORES = {False: -1.0, True: 0.5}
 """Lower edges of the panels: of those that begin with nothing, and of the others, which are close together."""
 OURS = {
@@ -160,11 +160,11 @@ def _draw_curves(axes: Any, curves: Mapping[str, Any], seeded: bool) -> None:
             axes.fill_between(points[start:], *zip(*quartiles, strict=True), color=colour, alpha=0.12, linewidth=0)
         else:
             (label, colour, line), width = OTHERS[result["package"]], 0.9
-        below = " (below)" if max(score[start:]) < LEAST_SCORES[seeded] else ""
+        below = " (below)" if label == name and max(score[start:]) < LEAST_SCORES[seeded] else ""
         shown = label + below if label not in labels else None
         axes.plot(points[start:], score[start:], line, color=colour, linewidth=width, label=shown)
         labels.add(label)
-        if name in highest:
+        if name in highest and score[-1] > LEAST_SCORES[seeded]:
             beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
             axes.annotate(name.partition(":")[2], (points[-1], score[-1]), annotation_clip=False, **beside)
     axes.set_xscale("log")

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cupygemm.config import KernelConfig
+from cupygemm.errors import FileError
 from cupygemm.problem import Problem
+from cupygemm.search.forecasting import SURVEY
 
 
 class Best(NamedTuple):
@@ -23,13 +25,18 @@ def bests(surveys: Iterable[Path]) -> list[Best]:
     """The fastest configs that surveys hold (bench/survey.py).
 
     Raises:
-        OSError, ValueError: a file cannot be read.
+        FileError: a file cannot be read, or is no survey.
     """
     return [best for survey in surveys for best in _surveyed(survey)]
 
 
 def _surveyed(path: Path) -> Iterator[Best]:
-    head, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    try:
+        head, *lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: no survey: {error}") from error
+    if head.get("schema") != SURVEY:
+        raise FileError(f"{path}: schema is {head.get('schema')!r}: legal is {SURVEY}")
     for line in lines:
         measured = [row for row in line["rows"] if row["status"] == "ok"]
         if measured:

@@ -17,7 +17,7 @@ from bench.steps import Steps
 from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
-from cupygemm.errors import CompileError, CupygemmError
+from cupygemm.errors import CompileError, ConfigError, LaunchError, VerificationError
 from cupygemm.kernels import driver
 from cupygemm.kernels.compiler import compile_kernel, source_digest
 from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
@@ -49,10 +49,11 @@ def problems_of(suites: Iterable[str], shapes: Collection[str], dtype: str | Non
     unknown = set(shapes) - {problem.shape for problem in all_of_them}
     if unknown:
         raise click.UsageError(f"--only {min(unknown)}: none of the problems has this shape")
-    found = [each for each in all_of_them if each.shape in (shapes or (each.shape,)) and dtype in (None, each.a_dtype)]
-    if not found:
-        raise click.UsageError(f"--dtype {dtype}: none of the problems has it")
-    return found
+    found = [each for each in all_of_them if not shapes or each.shape in shapes]
+    of_dtype = [each for each in found if dtype in (None, each.a_dtype)]
+    if not of_dtype:
+        raise click.UsageError(f"--dtype {dtype}: none of {', '.join(str(each) for each in found)} has it")
+    return of_dtype
 
 
 def fastest(bench: Bench, launches: Mapping[str, Launch], most: int) -> dict[str, Launch]:
@@ -68,23 +69,23 @@ def fastest(bench: Bench, launches: Mapping[str, Launch], most: int) -> dict[str
 
 def legal_steps(problem: Problem, steps: Steps) -> Steps:
     """The steps that the problem's spec allows, each config once, by the first of its names."""
-    found: Steps = {}
+    names: dict[KernelConfig, str] = {}
+    spec = KernelSpec.of(problem)
     for name, config in steps.items():
-        for fitting in legal(problem, [config]):
-            if fitting not in found.values():
-                found[name] = fitting
-    return found
+        names.setdefault(_stored(config, spec), name)
+    return {names[config]: config for config in legal(problem, names)}
 
 
 def legal(problem: Problem, configs: Iterable[KernelConfig]) -> Iterator[KernelConfig]:
     """The configs that the problem's spec allows, in their order, each once: stored from registers where TMA cannot."""
     spec = KernelSpec.of(problem)
-    seen = set()
-    for config in configs:
-        fitting = config if spec.out_aligned else config.swapped(store_stages=0, keep_out=0)
-        if fitting not in seen and illegal_reason(fitting, spec, H200) is None:
-            seen.add(fitting)
-            yield fitting
+    for config in dict.fromkeys(_stored(config, spec) for config in configs):
+        if illegal_reason(config, spec, H200) is None:
+            yield config
+
+
+def _stored(config: KernelConfig, spec: KernelSpec) -> KernelConfig:
+    return config if spec.out_aligned else config.swapped(store_stages=0, keep_out=0)
 
 
 def ready(
@@ -94,6 +95,7 @@ def ready(
 
     Raises:
         LaunchError: one faulted.
+        VerificationError: one is wrong, and has written into operands or references.
     """
     problem = bench.problem
     launches: dict[str, Launch] = {}
@@ -105,17 +107,25 @@ def ready(
 
     for name, config in steps.items():
         try:
-            kernel = LoadedKernel(compile_kernel(KernelSpec.of(problem), config))
-            plan = Plan(problem, kernel, dependent_launch=dependent)
+            compiled = compile_kernel(KernelSpec.of(problem), config)
+            if compiled.advisories:
+                failed(name, Status.SERIALISED, f"ptxas advisory {', '.join(compiled.advisories)}")
+                continue
+            plan = Plan(problem, LoadedKernel(compiled), dependent_launch=dependent)
         except CompileError as error:
             failed(name, Status.COMPILE_FAILED, str(error))
             continue
-        except CupygemmError as error:
+        except ConfigError as error:
+            failed(name, Status.ILLEGAL, str(error))
+            continue
+        except LaunchError as error:
             failed(name, Status.LAUNCH_FAILED, str(error))
             continue
         verdict = bench.verify(plan.launch)
         if not verdict.ok:
             failed(name, Status.WRONG_RESULT, f"wrong result: {verdict.detail}")
+            if not bench.is_sound():
+                raise VerificationError(f"{problem} {name}: it has spoilt operands: what comes after cannot be trusted")
             continue
         launches[name], errors[name] = plan.launch, verdict.error
     return launches, errors

@@ -6,7 +6,6 @@ Here is what all commands have in common: errors, signals, and the list. They ar
 
 from __future__ import annotations
 
-import errno
 import io
 import math
 import signal
@@ -28,9 +27,7 @@ from cupygemm.commands.report import report_command
 from cupygemm.commands.train import train_command
 from cupygemm.commands.tune import tune_command
 from cupygemm.commands.warmup import warmup_command
-from cupygemm.errors import CupygemmError, not_installed
-from cupygemm.names import SEARCH_PACKAGES
-from cupygemm.text import one_line
+from cupygemm.ending import in_a_line
 
 INTERRUPTED = 130
 """Exit status: 128 and the number of SIGINT, as shells have it."""
@@ -58,18 +55,11 @@ class _Main(click.Group):
         interrupt = _Interrupt()
         before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            return super().invoke(ctx)
+            with in_a_line():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(INTERRUPTED)
-        except (CupygemmError, OSError) as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise
-            raise click.ClickException(one_line(error)) from error
-        except ModuleNotFoundError as error:
-            if error.name not in SEARCH_PACKAGES:
-                raise
-            raise click.ClickException(not_installed(error.name, "search")) from error
         finally:
             for number, handler in before.items():
                 # An interrupted command is ending: what else comes for it must not change how.

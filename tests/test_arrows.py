@@ -40,7 +40,7 @@ ARROWS = {
     "checks": "",
     "choice": "bundle text",
     "cli": "commands.bench commands.bundle commands.cache commands.doctor commands.explain commands.export "
-    "commands.record commands.report commands.train commands.tune commands.warmup",
+    "commands.record commands.report commands.train commands.tune commands.warmup ending",
     "commands": "",
     "commands.bench": "commands.bench_run commands.options suites",
     "commands.bench_run": "benchmark commands.bench_view dispatch gpu_lock plot provenance",
@@ -84,6 +84,7 @@ ARROWS = {
     "driver": "device errors",
     "dtypes": "",
     "elementwise": "driver epilogue",
+    "ending": "errors names text",
     "epilogue": "errors",
     "epilogue_terms": "placement",
     "errors": "",

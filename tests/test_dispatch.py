@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import cupygemm
+from cupygemm.choosing import dispatch
 from cupygemm.choosing.defaults import default_config
 from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200, DeviceSpec
-from cupygemm.errors import BundleError, CompileError
+from cupygemm.errors import BundleError, CompileError, ConfigError
 from cupygemm.kernels import compiler
 from cupygemm.problem import Problem
 from cupygemm.runtime import api
@@ -230,7 +231,43 @@ def test_a_stack_borrows_what_is_expected_to_be_as_fast_as_its_default(batch: in
         assert choice.reason == f"mine has a config for {alone}"
     else:
         assert (choice.config, choice.bundle) == (default_config(problem, H200), None)
-        assert choice.reason == "no bundle in force has a config for it, and this is the one for stacks of its size"
+        assert choice.reason == (
+            "no bundle in force has a config for it, and this is the one for stacks of its size, "
+            f"which is expected to be faster than what mine has for {alone}"
+        )
+
+
+def test_what_was_measured_for_a_stack_is_borrowed_whatever_is_expected() -> None:
+    few = KernelConfig(64, 128, 64, 8, 1, False, 1, 1, True, 4, 40, 1, 1, l2_promotion=128)
+    stack = Problem(1024, 1024, 1024, 32)
+    dispatcher = Dispatcher({"mine": bundle_of(stack, config=few)})
+    for problem in (replace(stack, epilogue="relu"), replace(stack, out_dtype="float32")):
+        choice = dispatcher.choose_on(problem, H200)
+        assert (choice.config, choice.reason) == (few, f"mine has a config for {stack}")
+
+
+def test_what_is_not_borrowed_is_not_remarked_upon_until_it_is_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = KernelConfig(64, 128, 64, 8, 1, False, 1, 1, True, 4, 40, 1, 1, l2_promotion=128)
+    bundle = bundle_of(Problem(1024, 1024, 1024), config=few)
+    problem = Problem(1024, 1024, 1024, 8)
+    elsewhere = replace(H200, name="NVIDIA H100 SXM")
+    assert Dispatcher({"mine": bundle}).choose_on(problem, elsewhere).bundle is None
+    assert caplog.records == []
+    # Where the default cannot run, the other one does.
+    refused = default_config(problem, elsewhere)
+    refuse = dispatch._refuse_illegal
+
+    def refusing(problem: Problem, config: KernelConfig, device: DeviceSpec) -> None:
+        if config == refused:
+            raise ConfigError("not here")
+        refuse(problem, config, device)
+
+    monkeypatch.setattr(dispatch, "_refuse_illegal", refusing)
+    choice = Dispatcher({"mine": bundle}).choose_on(problem, elsewhere)
+    assert (choice.config, choice.bundle) == (few, "mine")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_results_that_no_kernel_gives_are_not_asked_for() -> None:

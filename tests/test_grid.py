@@ -15,7 +15,7 @@ from bench import grid
 from bench.relatives import Best, bests, relatives
 from bench.steps import SQUARE, TURNS, proven
 from bench.timed_steps import fastest, legal
-from cupygemm.bundles.bundle import Bundle
+from cupygemm.bundles.bundle import Bundle, Entry
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
@@ -24,8 +24,8 @@ from cupygemm.measurement import Status
 from cupygemm.measuring.suites import GRID_SEED, SUITES
 from cupygemm.measuring.timing import CUBLAS, Timing
 from cupygemm.problem import Problem
+from cupygemm.reports.report import balances
 from cupygemm.search.guesses import guesses
-from cupygemm.search.space import SearchSpace
 from cupygemm.search.suggest import suggestions
 from tests.fake_products import SMALL
 
@@ -78,23 +78,20 @@ def test_neighbours_of_the_two_fastest_are_told_otherwise_and_other_kernels(surv
 
 
 def test_of_other_kernels_those_come_last_that_hardly_matter() -> None:
-    problem = Problem(1024, 1024, 1024)
-    parent = TURNS
-    found = grid.neighbours(parent, SearchSpace.for_problem(problem, H200))
-    others = [each for each in found if each.compiled() != parent.compiled()]
-    hardly = [bool(_differing(each, parent) & grid.HARDLY_MATTERS) for each in others]
+    found = grid.neighbours(TURNS)
+    others = [each for each in found if each.compiled() != TURNS.compiled()]
+    hardly = [bool(_differing(each, TURNS) & grid.HARDLY_MATTERS) for each in others]
     assert any(hardly)
     assert hardly == sorted(hardly)
 
 
-def test_a_config_off_the_knobs_has_neighbours_too() -> None:
-    problem = Problem(4, 4096, 4096)
-    parent, space = SQUARE.swapped(prefetch=12), SearchSpace.for_problem(problem, H200)
-    assert not space.is_legal(parent)
-    found = grid.neighbours(parent, space)
-    assert len(found) > 10
+def test_a_step_is_in_one_knob_also_where_a_value_is_none_of_its_knob() -> None:
+    parent = SQUARE.swapped(prefetch=12, group=3)
+    found = grid.neighbours(parent)
     assert all(len(_differing(each, parent)) == 1 for each in found)
-    assert {each.prefetch for each in found} == {4, 8, 12}
+    assert {each.prefetch for each in found} == {8, 12}
+    assert {each.group for each in found} == {2, 3, 4}
+    assert {each.raster_along_n for each in found} == {True, False}
 
 
 def test_a_name_tells_a_config_from_all_that_are_tried_and_what_runs(surveyed: list[Best]) -> None:
@@ -123,13 +120,14 @@ def test_the_fastest_in_a_short_run_go_on() -> None:
 
 
 class FakeBench:
-    """Kernels whose launch is the time that they take, µs."""
+    """Kernels whose launch is the time that they take, µs; what each round takes is within a per cent of it."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
     def time(self, launches: dict[str, Any], effort: Any, mode: str = "") -> Timing:
-        return Timing({**{name: [us] * 4 for name, us in launches.items()}, CUBLAS: [CUBLAS_US] * 4})
+        rounds = {name: [us * off for off in (0.99, 1.0, 1.0, 1.01)] for name, us in launches.items()}
+        return Timing({**rounds, CUBLAS: [CUBLAS_US] * 4})
 
     def cublaslt(self, mode: str) -> None:
         return None
@@ -182,7 +180,8 @@ def test_a_row_is_the_best_of_all_that_was_tried(run: Any, tmp_path: Path) -> No
     result, document = run(us, "--only", "512x8192x64", "--bundle", str(tmp_path / "b.yaml"))
     assert result.exit_code == 0
     (row,) = document["rows"]
-    assert row["cupygemm_us"] == min(map(us, seen))
+    assert row["cupygemm_us"] == pytest.approx(min(map(us, seen)))
+    assert row["given"] is False
     assert KernelConfig.from_dict(row["config"]) in seen
     assert row["step"] == grid.named(KernelConfig.from_dict(row["config"]))
     assert row["tried"] == len(seen) == 64
@@ -216,28 +215,79 @@ def test_a_wrong_result_is_an_error(run: Any) -> None:
     assert len(document["rows"]) == 1
 
 
-@pytest.mark.parametrize("gains", [True, False])
-def test_a_start_is_measured_beside_what_is_found_and_stays_unless_that_is_faster(
-    run: Any, tmp_path: Path, gains: bool
+@pytest.fixture
+def entry() -> Entry:
+    """What ships for a problem of the suite small."""
+    found = shipped_bundle().entry(Problem(512, 512, 512))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    # What the start takes, beside 4 µs of all others.
+    ("start_us", "gains"),
+    [(9.0, True), (4.005, False), (3.0, False)],
+)
+def test_an_entry_gives_way_to_what_was_clearly_faster_beside_it(
+    run: Any, tmp_path: Path, entry: Entry, start_us: float, gains: bool
 ) -> None:
-    shipped = shipped_bundle()
-    entry = shipped.entry(Problem(512, 512, 512))
-    assert entry is not None
-    (tmp_path / "b.yaml").write_text(shipped.to_json())
-    others = 4.0 if gains else 12.0
-    arguments = ["small", "--only", "512x512x512", *("--start", str(tmp_path / "b.yaml"))]
-    result, document = run(
-        lambda config: 9.0 if config == entry.config else others, *arguments, "--bundle", str(tmp_path / "b.yaml")
-    )
+    path = tmp_path / "b.yaml"
+    path.write_text(shipped_bundle().to_json())
+    arguments = ["small", "--only", "512x512x512", "--start", str(path), "--bundle", str(path)]
+    result, document = run(lambda config: start_us if config == entry.config else 4.0, *arguments)
     assert result.exit_code == 0
-    steps = [row["step"] for row in document["rows"]]
-    assert steps[-1] == f"{grid.START}, {grid.named(entry.config)}"
-    assert len(steps) == 1 + gains
-    after = Bundle.load(tmp_path / "b.yaml").entry(entry.problem)
+    assert (document["suite"], document.get("seed")) == ("small", None)
+    rows = document["rows"]
+    assert [row["given"] for row in rows] == ([False, True] if start_us > 4 else [True])
+    assert rows[-1]["step"] == grid.named(entry.config)
+    # The start's row is set apart from what was found.
+    assert [line.partition(",")[0] for line in balances(rows)][-1] == "rotated"
+    assert len(balances(rows)) == len(rows)
+    after = Bundle.load(path).entry(entry.problem)
     assert after is not None
-    # Found faster beside it, though less of cuBLAS than the entry says of another run; else untouched.
     assert (after.config != entry.config) == gains
     assert gains or after == entry
+
+
+def test_a_start_that_is_the_fastest_is_written_where_nothing_was(run: Any, tmp_path: Path, entry: Entry) -> None:
+    (tmp_path / "start.yaml").write_text(shipped_bundle().to_json())
+    arguments = ["small", "--only", "512x512x512", "--start", str(tmp_path / "start.yaml")]
+    run(lambda config: 3.0 if config == entry.config else 4.0, *arguments, "--bundle", str(tmp_path / "new.yaml"))
+    (new,) = Bundle.load(tmp_path / "new.yaml").entries
+    assert new.config == entry.config
+    assert new.speedup == pytest.approx(CUBLAS_US / 3.0)
+
+
+def test_an_entry_that_was_not_measured_beside_it_is_compared_by_what_it_says(
+    run: Any, tmp_path: Path, entry: Entry
+) -> None:
+    path = tmp_path / "b.yaml"
+    path.write_text(shipped_bundle().to_json())
+    # 1.18 of cuBLAS, the entry 1.2.
+    run(lambda config: 8.5, "small", "--only", "512x512x512", "--bundle", str(path))
+    assert Bundle.load(path).entry(entry.problem) == entry
+
+
+def test_the_next_run_has_the_fastest_and_the_start_again(
+    surveyed: list[Best], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = grid.Search.of(Problem(512, 512, 512), surveyed, [TURNS])
+    names = list(search.run)
+    (start,) = search.start
+    monkeypatch.setattr(grid, "Bench", FakeBench)
+    # The start is the slowest.
+    monkeypatch.setattr(grid, "ready", lambda *given: ({name: float(10 - (name != start)) for name in names}, {}))
+    search.go_on([])
+    assert list(search.run)[: grid.AGAIN] == [name for name in names if name != start][: grid.AGAIN]
+    assert list(search.run)[grid.AGAIN] == start
+    assert len(search.run) == grid.AGAIN + 1 + grid.NEIGHBOURS
+    assert len(search.tried) == grid.BEFOREHAND + grid.NEIGHBOURS
+
+
+def test_what_is_no_survey_is_refused(run: Any) -> None:
+    result, _ = run(lambda config: 1.0, "--survey", str(RESULTS / "climbed.json"))
+    assert result.exit_code == 1
+    assert "climbed.json: " in result.stderr
 
 
 @pytest.mark.parametrize(

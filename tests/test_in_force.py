@@ -182,6 +182,13 @@ def test_matmul_runs_its_own_kernel_without_any_setup(gpu: FakeGpu) -> None:
     assert cupygemm.explain(a, b).bundle == SHIPPED
 
 
+def test_what_was_measured_of_an_entry_is_said() -> None:
+    entry = next(entry for entry in in_force.shipped_bundle().entries if entry.measured.cublaslt_us is not None)
+    measured, said = entry.measured, str(Dispatcher().choose_on(entry.problem, H200)).splitlines()
+    over = f"{entry.speedup:.3f}× cuBLAS, {measured.cublaslt_us / measured.us:.3f}× the best cublasLt"
+    assert any(line.startswith(f"  measured: {measured.us:.2f} µs a launch, {over}") for line in said)
+
+
 # Entries that lose
 
 

@@ -134,7 +134,7 @@ def test_a_search_interrupted_before_it_knew_anything_says_so(tmp_path, tables):
     command = ["tune", PROBLEM.shape, "--tables", str(tables), "--json", "-o", str(output)]
     done = subprocess.run([sys.executable, "-c", NO_TRIAL_YET, *command], capture_output=True, text=True, check=False)
     chosen = "strategy: cma (the shipped policy was trained on this very table, so it does not guide; "
-    chosen += f"cupygemm train --without {family(PROBLEM)} makes one that may)"
+    chosen += f"cupygemm train --without {family(PROBLEM)} -o policy.npz makes one that may, as --policy policy.npz)"
     assert (done.returncode, done.stderr) == (130, f"{chosen}\ninterrupted\n")
     assert json.loads(done.stdout)["stopped_by"] == "interrupted"
     assert not output.exists()

@@ -81,7 +81,10 @@ def test_dependent_launches_are_for_no_bundle(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("small", "--only", "8x8x8"), "--only 8x8x8: none of the problems has this shape"),
-        (("small", "--dtype", "bfloat16"), "--dtype bfloat16: none of the problems has it"),
+        (
+            ("small", "--only", "512x512x512", "--dtype", "bfloat16"),
+            "--dtype bfloat16: none of 512x512x512 float16 nn has it",
+        ),
     ],
 )
 def test_what_no_suite_has_is_refused(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

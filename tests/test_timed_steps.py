@@ -12,7 +12,7 @@ from bench import timed_steps
 from bench.timed_steps import Failures, fastest, keep, legal, measured, ready
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.config import KernelConfig
-from cupygemm.errors import CompileError, LaunchError
+from cupygemm.errors import CompileError, LaunchError, VerificationError
 from cupygemm.measuring.measure import Bench
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
@@ -29,20 +29,27 @@ def nothing(a: Any, b: Any, out: Any) -> None:
     """Leaves the result as it was."""
 
 
+def spoiling(a: Any, b: Any, out: Any) -> None:
+    """Writes into an operand."""
+    a[...] = 0
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """Kernels take as many µs as they have stages; of 5 stages they are wrong, of 6 and 7 there are none."""
+    """Kernels take as many µs as they have stages; of 5 and 10 they are wrong, of 6, 7 and 9 there are none."""
     gpu = measuring_gpu(monkeypatch)
 
-    def compile_kernel(spec: Any, config: KernelConfig) -> KernelConfig:
+    def compile_kernel(spec: Any, config: KernelConfig) -> SimpleNamespace:
         if config.stages == 6:
             raise CompileError("NVRTC refuses it", log="")
-        return config
+        return SimpleNamespace(config=config, advisories=("C7512",) if config.stages == 9 else ())
 
-    def plan(problem: Problem, kernel: KernelConfig, dependent_launch: bool) -> SimpleNamespace:
-        if kernel.stages == 7:
+    def plan(problem: Problem, kernel: SimpleNamespace, dependent_launch: bool) -> SimpleNamespace:
+        stages = kernel.config.stages
+        if stages == 7:
             raise LaunchError("the driver refuses it")
-        return SimpleNamespace(launch=gpu.kernel(nothing if kernel.stages == 5 else product, float(kernel.stages)))
+        computes = {5: nothing, 10: spoiling}.get(stages, product)
+        return SimpleNamespace(launch=gpu.kernel(computes, float(stages)))
 
     monkeypatch.setattr(timed_steps, "compile_kernel", compile_kernel)
     monkeypatch.setattr(timed_steps, "LoadedKernel", lambda compiled: compiled)
@@ -50,7 +57,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return gpu
 
 
-STEPS = {f"{stages} stages": SMALL.swapped(stages=stages) for stages in (4, 5, 6, 7, 8, 3)}
+STEPS = {f"{stages} stages": SMALL.swapped(stages=stages) for stages in (4, 5, 6, 7, 9, 8, 3)}
 
 
 def test_what_fails_is_kept_with_how_and_why(gpu: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,10 +68,18 @@ def test_what_fails_is_kept_with_how_and_why(gpu: FakeGpu, capsys: pytest.Captur
         ("5 stages", "wrong_result"),
         ("6 stages", "compile_failed"),
         ("7 stages", "launch_failed"),
+        ("9 stages", "serialised"),
     ]
     assert failures[1]["detail"] == "NVRTC refuses it"
     assert {Problem.from_dict({k: each[k] for k in Problem.__dataclass_fields__}) for each in failures} == {PROBLEM}
     assert "7 stages: the driver refuses it" in capsys.readouterr().err
+
+
+def test_what_spoils_operands_ends_it(gpu: FakeGpu) -> None:
+    failures: Failures = []
+    with pytest.raises(VerificationError, match="10 stages: it has spoilt operands"):
+        ready(Bench(PROBLEM), {"10 stages": SMALL.swapped(stages=10), **STEPS}, False, failures)
+    assert [failure["status"] for failure in failures] == ["wrong_result"]
 
 
 def test_those_that_run_are_ranked_and_measured_beside_both_baselines(gpu: FakeGpu) -> None:

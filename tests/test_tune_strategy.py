@@ -25,7 +25,7 @@ from tests.commands import events
 
 LEARNT = (
     "the shipped policy was trained on this very table, so it does not guide; "
-    "cupygemm train --without square makes one that may"
+    "cupygemm train --without square -o policy.npz makes one that may, as --policy policy.npz"
 )
 MISSING = "is not installed: install the extra `search` (pip install '.[search]' in a checkout)"
 

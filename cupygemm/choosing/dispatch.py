@@ -40,6 +40,8 @@ Make = Callable[[KernelConfig], Plan | None]
 UNUSABLE = (CompileError, ConfigError, LaunchError, ProblemError)
 """What keeps a config from running."""
 _NO_CONFIG = "no bundle in force has a config for it"
+CLEARLY = 1.1
+"""Times as long, by an estimate that is coarse."""
 
 
 class Dispatcher:
@@ -266,27 +268,12 @@ class Dispatcher:
     def _stand_ins(self, problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, KernelConfig, str | None]]:
         """Configs that nobody has measured for a problem of a stack or with an epilogue, why, and their bundles.
 
-        Those of the same product by itself, and for a stack a default, since CuPy would widen stacks to float32: before
-        those of which the estimate expects more time, as of tiles that were chosen for fewer of them.
+        Those of the same product without an epilogue, or with another result; then those of one matrix of a stack, and
+        for a stack a default, since CuPy would widen stacks to float32: before those of one matrix that are expected to
+        take clearly longer on so many, as tiles do that were chosen for fewer of them.
         """
-        config = default_config(problem, device) if problem.batch > 1 else None
-        borrowed = self._borrowed(problem, device)
-        if config is None:
-            yield from borrowed
-            return
-        of_its_size = f"{_NO_CONFIG}, and this is the one for stacks of its size", config, None
-        slower = []
-        for stand_in in borrowed:
-            alone, default = estimated_us(problem, (stand_in[1], config), device)
-            if alone <= default:
-                yield stand_in
-            else:
-                slower.append(stand_in)
-        yield of_its_size
-        yield from slower
-
-    def _borrowed(self, problem: Problem, device: DeviceSpec) -> Iterator[tuple[str, KernelConfig, str | None]]:
-        """Of `_stand_ins`, configs of the same product by itself."""
+        default = default_config(problem, device) if problem.batch > 1 else None
+        longer: list[tuple[Source, Entry]] = []
         for alike in dict.fromkeys(
             replace(problem, epilogue=epilogue, out_dtype=out_dtype, batch=batch)
             for epilogue in (problem.epilogue, NONE)
@@ -297,8 +284,23 @@ class Dispatcher:
             if alike != problem:
                 for source, entry in self._entries(alike, device):
                     if source.bundle.mismatch(device) is None and (problem.batch > 1 or not entry.is_slower):
-                        why = f"{source.name} has a config for {alike}{self._remarks(source, entry, device)}"
-                        yield why, entry.config, source.name
+                        if default and alike.batch == 1 and _takes_longer(problem, entry.config, default, device):
+                            longer.append((source, entry))
+                        else:
+                            yield self._borrowed(source, entry, device)
+        if default is not None:
+            why = f"{_NO_CONFIG}, and this is the one for stacks of its size"
+            if longer:
+                source, entry = longer[0]
+                why += f", which is expected to be faster than what {source.name} has for {entry.problem}"
+            yield why, default, None
+        for source, entry in longer:
+            yield self._borrowed(source, entry, device)
+
+    def _borrowed(self, source: Source, entry: Entry, device: DeviceSpec) -> tuple[str, KernelConfig, str]:
+        """Of `_stand_ins`, the config of an entry."""
+        why = f"{source.name} has a config for {entry.problem}{self._remarks(source, entry, device)}"
+        return why, entry.config, source.name
 
     def _decided(self, source: Source, entry: Entry, device: DeviceSpec, loses: bool) -> Choice:
         """The choice that an entry comes to: its config, or cuBLAS where it was measured to lose."""
@@ -344,6 +346,12 @@ class Dispatcher:
             self._passed_over.add((source.name, problem, words))
         if not known:
             log.warning("%s: %s", problem, words)
+
+
+def _takes_longer(problem: Problem, config: KernelConfig, other: KernelConfig, device: DeviceSpec) -> bool:
+    """Whether the estimate expects the first of two configs to take clearly longer."""
+    one, two = estimated_us(problem, (config, other), device)
+    return one > CLEARLY * two
 
 
 def _refuse_illegal(problem: Problem, config: KernelConfig, device: DeviceSpec) -> None:

@@ -62,7 +62,8 @@ def find_guidance(problem: Problem, target: Target, path: Path | None, cold: boo
     if target.recorded is not None and problem in weights.sources:
         if path is None:
             learnt = "the shipped policy was trained on this very table, so it does not guide"
-            return Guidance(None, f"{learnt}; cupygemm train --without {family(problem)} makes one that may")
+            another = f"cupygemm train --without {family(problem)} -o policy.npz"
+            return Guidance(None, f"{learnt}; {another} makes one that may, as --policy policy.npz")
         raise ConfigError(
             f"{path} was trained on the table of {problem}, which is to be replayed: name a policy that was not, "
             "or none"

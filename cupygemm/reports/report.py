@@ -30,7 +30,7 @@ DIRECTORY = Path("bench/results")
 
 NOTHING = "Nothing is recorded under this name yet."
 MISSING = "–"
-DEPENDENT = "dependent launch"
+DEPENDENT, GIVEN = "dependent launch", "the start"
 """How rows with programmatic dependent launch are marked."""
 
 VERSIONS = {"driver": "driver", "cuda": "CUDA", "nvrtc": "NVRTC", "cublas": "cuBLAS", "cupy": "CuPy"}
@@ -143,7 +143,12 @@ def balances(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def mode_name(row: Mapping[str, Any]) -> str:
     """How a row was measured: rows that differ here are not averaged together."""
-    return f"{row['mode']}, {DEPENDENT}" if row.get("pdl") else str(row["mode"])
+    return ", ".join([str(row["mode"]), *_marks(row)])
+
+
+def _marks(row: Mapping[str, Any]) -> list[str]:
+    """What sets a row apart: dependent launch, or a config that a search was given and has not found."""
+    return [mark for field, mark in (("pdl", DEPENDENT), ("given", GIVEN)) if row.get(field)]
 
 
 def _balance(mode: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -223,7 +228,7 @@ def _dtypes(row: Mapping[str, Any]) -> str:
 
 def _extras(row: Mapping[str, Any]) -> str:
     named = [row[key] for key in ("epilogue", "scales") if row.get(key) not in (None, "none")]
-    return ", ".join([*named, *([DEPENDENT] if row.get("pdl") else [])]) or MISSING
+    return ", ".join([*named, *_marks(row)]) or MISSING
 
 
 def ratio(row: Mapping[str, Any], baseline: str) -> float | None:

@@ -33,6 +33,12 @@ def mean(values: list[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
+def scores(group: int, name: str) -> list[str]:
+    """Of a strategy after each budget."""
+    found = recorded("compare")["groups"][group]["strategies"][name]["score"]
+    return [f"{found[str(budget)]:.2f}" for budget in recorded("compare")["budgets"]]
+
+
 def of_stacks(other: str) -> list[float]:
     return [each[f"over {other}"] for each in recorded("stacks")["summary"].values() if each[f"over {other}"]]
 
@@ -84,6 +90,10 @@ NTHS = {15: "fifteenth", 16: "sixteenth", 17: "seventeenth", 18: "eighteenth", 1
                 str(len(ratios("sustained", *LARGE))),
                 f"{100 / min(ratios('sustained', *LARGE)) - 100:.1f}",
             ],
+        ),
+        (
+            "`hybrid+` scores #, # and #, and plain local search with the same start #, # and #",
+            [*scores(1, "hybrid+"), *scores(1, "local+")],
         ),
         ("From nothing # of Kernel Tuner's # strategies end ahead of ours", ahead_from_nothing()),
         (

@@ -28,13 +28,12 @@ def parts(document: Mapping[str, Any]) -> list[str]:
 
 
 def scores(document: Mapping[str, Any]) -> list[str]:
-    """The scores of each group of tables, without what was found on each.
+    """The scores of the first group of tables, our own where they took part, without what was found on each.
 
     Args:
         document: as of `parts`.
     """
-    budgets = [str(budget) for budget in document["budgets"]]
-    return [part for group in document["groups"] for part in _group(group, budgets)]
+    return _group(document["groups"][0], [str(budget) for budget in document["budgets"]])
 
 
 def brief(document: Mapping[str, Any]) -> str:

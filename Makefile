@@ -2,7 +2,7 @@
 # when pyproject.toml or the constraints change. PYTHON picks the interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
-SHAPE ?= 2048x2048x4096
+SHAPE ?= 1024x1024x1024
 DEMO := build/demo/tuned.yaml
 PIP := python -m pip install --quiet --disable-pip-version-check
 

@@ -178,7 +178,7 @@ class Search:
         """Times the run, and chooses the next one.
 
         Raises:
-            LaunchError: a kernel faulted.
+            LaunchError, VerificationError: as of `ready`.
         """
         bench = Bench(self.problem)
         launches, _ = ready(bench, self.run, False, failures)
@@ -190,10 +190,10 @@ class Search:
         self.tried = self.tried | new
 
     def end(self, failures: Failures) -> list[dict[str, Any]]:
-        """The row of the best config, and those of what was given where that is another; none where nothing runs.
+        """The row of the best config, given or found, and those of what was given besides; none where nothing runs.
 
         Raises:
-            LaunchError: a kernel faulted.
+            LaunchError, VerificationError: as of `ready`.
         """
         bench = Bench(self.problem)
         launches, errors = ready(bench, self.run, False, failures)
@@ -204,7 +204,7 @@ class Search:
         last = fastest(bench, launches, FINALISTS) | given
         found = sorted(measured(bench, self.run, last, errors, ROTATED, False), key=over_cublas, reverse=True)
         return [
-            {**row, "given": row["step"] in given, "tried": len(self.ran)}
+            {**row, "given": index > 0, "tried": len(self.ran)}
             for index, row in enumerate(found)
             if index == 0 or row["step"] in given
         ]
@@ -271,6 +271,7 @@ def neighbours(parent: KernelConfig) -> tuple[KernelConfig, ...]:
     told: list[KernelConfig] = []
     others: list[KernelConfig] = []
     hardly: list[KernelConfig] = []
+    compiled = parent.compiled()
     for knob in FULL_KNOBS:
         here = getattr(parent, knob.name)
         if knob.ordered:
@@ -278,7 +279,7 @@ def neighbours(parent: KernelConfig) -> tuple[KernelConfig, ...]:
             values = [*below[-1:], *above[:1]]
         else:
             values = [each for each in knob.values if each != here]
-        kind = hardly if knob.name in HARDLY_MATTERS else others if knob.name in parent.compiled() else told
+        kind = hardly if knob.name in HARDLY_MATTERS else others if knob.name in compiled else told
         kind += [parent.swapped(**{knob.name: value}) for value in values]
     return by_turns(told, [*others, *hardly])
 

@@ -274,20 +274,14 @@ class Dispatcher:
         """
         default = default_config(problem, device) if problem.batch > 1 else None
         longer: list[tuple[Source, Entry]] = []
-        for alike in dict.fromkeys(
-            replace(problem, epilogue=epilogue, out_dtype=out_dtype, batch=batch)
-            for epilogue in (problem.epilogue, NONE)
-            for out_dtype in (problem.out_dtype, problem.a_dtype)
-            for batch in (problem.batch, 1)
-            if problem.batch > 1 or problem.epilogue != NONE
-        ):
-            if alike != problem:
-                for source, entry in self._entries(alike, device):
-                    if source.bundle.mismatch(device) is None and (problem.batch > 1 or not entry.is_slower):
-                        if default and alike.batch == 1 and _takes_longer(problem, entry.config, default, device):
-                            longer.append((source, entry))
-                        else:
-                            yield self._borrowed(source, entry, device)
+        for alike in _alike(problem):
+            for source, entry in self._entries(alike, device):
+                if source.bundle.mismatch(device) is not None or (problem.batch == 1 and entry.is_slower):
+                    continue
+                if default and alike.batch == 1 and _takes_longer(problem, entry.config, default, device):
+                    longer.append((source, entry))
+                else:
+                    yield self._borrowed(source, entry, device)
         if default is not None:
             why = f"{_NO_CONFIG}, and this is the one for stacks of its size"
             if longer:
@@ -346,6 +340,19 @@ class Dispatcher:
             self._passed_over.add((source.name, problem, words))
         if not known:
             log.warning("%s: %s", problem, words)
+
+
+def _alike(problem: Problem) -> list[Problem]:
+    """The product of one matrix, with a result as narrow as its operands, without an epilogue; most alike first."""
+    if problem.batch == 1 and problem.epilogue == NONE:
+        return []
+    found = (
+        replace(problem, epilogue=epilogue, out_dtype=out_dtype, batch=batch)
+        for epilogue in (problem.epilogue, NONE)
+        for out_dtype in (problem.out_dtype, problem.a_dtype)
+        for batch in (problem.batch, 1)
+    )
+    return [alike for alike in dict.fromkeys(found) if alike != problem]
 
 
 def _takes_longer(problem: Problem, config: KernelConfig, other: KernelConfig, device: DeviceSpec) -> bool:

@@ -147,7 +147,7 @@ def mode_name(row: Mapping[str, Any]) -> str:
 
 
 def _marks(row: Mapping[str, Any]) -> list[str]:
-    """What sets a row apart: dependent launch, or a config that a search was given and has not found."""
+    """What sets a row apart: dependent launch, or a config that a search was given beside what it found."""
     return [mark for field, mark in (("pdl", DEPENDENT), ("given", GIVEN)) if row.get(field)]
 
 

@@ -33,7 +33,7 @@ from bench.rows import over_cublas
 from bench.steps import Steps, proven
 from bench.timed_steps import Failures, fastest, keep, legal, measured, problems_of, ready
 from cupygemm.bundles.bundle import Bundle
-from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.config import MMA_M, KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.kernels.ahead import compile_ahead
 from cupygemm.measurement import Status
@@ -240,11 +240,13 @@ def beforehand(problem: Problem, known: Sequence[Best], started: Sequence[Kernel
         known: what was best for other problems.
         started: what is among it in any case.
     """
+    alike, steps = relatives(problem, known, RELATIVES), proven(problem)
     orders = by_turns(
-        relatives(problem, known, RELATIVES),
+        alike,
         suggestions(problem, H200, SUGGESTED),
-        proven(problem),
+        steps,
         guesses(problem, H200, BEFOREHAND),
+        [mirrored(config) for config in by_turns(started, alike, steps)],
     )
     return {named(config): config for config in islice(legal(problem, [*started, *orders]), BEFOREHAND)}
 
@@ -279,9 +281,30 @@ def neighbours(parent: KernelConfig) -> tuple[KernelConfig, ...]:
             values = [*below[-1:], *above[:1]]
         else:
             values = [each for each in knob.values if each != here]
+        if knob.name == "swap_ab":
+            others.insert(0, mirrored(parent))
+            continue
         kind = hardly if knob.name in HARDLY_MATTERS else others if knob.name in compiled else told
         kind += [parent.swapped(**{knob.name: value}) for value in values]
     return by_turns(told, [*others, *hardly])
+
+
+def mirrored(config: KernelConfig) -> KernelConfig:
+    """The config that computes the same tiles with A and B swapped, legal or not."""
+    c = config
+    rows_allow = c.split_n or c.ping_pong or c.block_n % (MMA_M * c.consumers) == 0
+    return c.swapped(
+        swap_ab=not c.swap_ab,
+        block_m=c.block_n,
+        block_n=c.block_m,
+        consumers=c.consumers if rows_allow else 1,
+        cluster_m=c.cluster_n,
+        cluster_n=c.cluster_m,
+        raster_along_n=not c.raster_along_n,
+        keep_a=c.keep_b,
+        keep_b=c.keep_a,
+        store_stages=max(1, c.store_stages),
+    )
 
 
 def named(config: KernelConfig) -> str:
@@ -294,7 +317,8 @@ def named(config: KernelConfig) -> str:
     told = f"group {c.group}{order}, L2 {c.l2_promotion} {c.keep_a} {c.keep_b} {c.keep_out}, {c.prefetch} prefetched"
     copied = f", {c.cp_async_stages} copied" if c.cp_async_stages else ""
     registers = f", {c.producer_registers} registers" if c.producer_registers != NAMED_REGISTERS else ""
-    return f"{tile}, {how}, {told}{copied}{registers}"
+    swapped = ", A and B swapped" if c.swap_ab else ""
+    return f"{tile}, {how}, {told}{copied}{registers}{swapped}"
 
 
 def _spread(row: Mapping[str, Any]) -> float:

@@ -41,7 +41,7 @@ from cupygemm.search.space import FIELD_NAMES
 
 SCHEMA = "cupygemm.survey/1"
 SHAPES = 420
-BEST, TOLD_OTHERWISE, AT_RANDOM = 8, 2, 3
+BEST, TOLD_OTHERWISE, AT_RANDOM = 10, 2, 3
 """Configs of a shape: those with the least estimates, variants of the first of these, and others."""
 FEW = (5, 1, 1)
 """The same where a launch takes `LONG_US`, or where operands have to be copied first."""

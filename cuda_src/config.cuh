@@ -18,6 +18,7 @@ constexpr int SWIZZLE_BYTES = 128;
 constexpr int SWIZZLE_ATOM_BYTES = 1024;
 constexpr int MAX_STAGES = 16;
 constexpr int MAX_CLUSTER = 8;
+constexpr int MOST_STORED_ROWS = 104;
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -53,6 +54,8 @@ struct KernelSpec {
     Epilogue epilogue;
     bool out_aligned;
     bool batched;
+    // With swap_ab a kernel computes Cᵀ = Bᵀ · Aᵀ, and all that it calls a, b, m and n is of that product.
+    bool out_transposed;
 };
 
 struct KernelConfig {
@@ -86,9 +89,15 @@ struct KernelConfig {
     }
 };
 
-// Columns of the sub-tile that one TMA store writes: the widest of 128, 64, 32 or 16 bytes that divides part_n.
+// Columns of the sub-tile that one TMA store writes: the widest of 128, 64, 32 or 16 bytes that divides part_n. Transposed
+// they are rows, of 128 bytes: the most eights up to 104 that divide part_n.
 template <KernelSpec SPEC, KernelConfig CONFIG>
 constexpr int store_columns() {
+    if (SPEC.out_transposed) {
+        int rows = CONFIG.part_n() < MOST_STORED_ROWS ? CONFIG.part_n() : MOST_STORED_ROWS;
+        while (CONFIG.part_n() % rows != 0) rows -= 8;
+        return rows;
+    }
     const int out_bytes = dtype_bytes(SPEC.out_dtype);
     for (int row_bytes = 128; row_bytes > 16; row_bytes /= 2) {
         if (CONFIG.part_n() % (row_bytes / out_bytes) == 0) return row_bytes / out_bytes;
@@ -137,4 +146,7 @@ struct Legal {
     static_assert(C.wait_depth == 0 || C.wait_depth == 1, "wait_depth: 0 or 1");
     static_assert(C.store_stages >= 0 && C.store_stages <= 4, "store_stages: 0 to 4");
     static_assert(C.store_stages == 0 || S.out_aligned, "store_stages: TMA stores whole 16-byte rows");
+    static_assert(!S.out_transposed || (C.store_stages > 0 && dtype_bytes(S.out_dtype) == 2), "swap_ab: staged, 16 bits");
+    // What its epilogue reads in pairs would lie a row apart.
+    static_assert(!S.out_transposed || (!S.epilogue.residual && S.epilogue.bias != Bias::n), "swap_ab: epilogue");
 };

@@ -15,12 +15,13 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return OUT == DType::float16 ? cvt_f16x2(low, high) : cvt_bf16x2(low, high);
 }
 
-// Stages 64 x store_columns sub-tiles in shared memory, swizzled as the tensor map of C says, and stores them with TMA.
+// Stages 64 x store_columns sub-tiles in shared memory, transposed where the result is, swizzled as the tensor map of C
+// says, and stores them with TMA.
 template <KernelSpec SPEC, KernelConfig CONFIG>
 struct TmaStore {
     static constexpr int COLUMNS = store_columns<SPEC, CONFIG>();
-    static constexpr int ROW_BYTES = COLUMNS * dtype_bytes(SPEC.out_dtype);
-    static constexpr int BUFFER_BYTES = MMA_M * ROW_BYTES;
+    static constexpr int ROW_BYTES = (SPEC.out_transposed ? MMA_M : COLUMNS) * dtype_bytes(SPEC.out_dtype);
+    static constexpr int BUFFER_BYTES = MMA_M * COLUMNS * dtype_bytes(SPEC.out_dtype);
     // With three buffers or more, one barrier a sub-tile says both that it is staged and that the next buffer is free;
     // with two, TMA would have to read each sub-tile while the next is staged.
     static constexpr bool ONE_BARRIER = CONFIG.store_stages > 2;
@@ -35,7 +36,23 @@ struct TmaStore {
     __device__ __forceinline__ static void stage(uint32_t buffer, const float* accumulators, int thread) {
         const int warp_row = thread / WARP * 16;
         const int lane = thread % WARP;
-        if constexpr (SPEC.out_dtype == DType::float32) {
+        if constexpr (SPEC.out_transposed) {
+            // A matrix of 8 x 8 goes to 8 rows, each of which holds a chunk of it: the warp's rows are two chunks.
+            const int row = lane / 16 * 8 + lane % 8;
+            const int chunk = warp_row / 8 + lane / 8 % 2;
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 16; ++j) {
+                const float* d = accumulators + 8 * j;
+                stmatrix_x4_trans(buffer + swizzled(row + 16 * j, chunk), pack<SPEC.out_dtype>(d[0], d[1]),
+                                  pack<SPEC.out_dtype>(d[2], d[3]), pack<SPEC.out_dtype>(d[4], d[5]),
+                                  pack<SPEC.out_dtype>(d[6], d[7]));
+            }
+            if constexpr (COLUMNS % 16 != 0) {
+                const float* d = accumulators + COLUMNS / 2 - 4;
+                stmatrix_x2_trans(buffer + swizzled(COLUMNS - 8 + lane % 8, chunk), pack<SPEC.out_dtype>(d[0], d[1]),
+                                  pack<SPEC.out_dtype>(d[2], d[3]));
+            }
+        } else if constexpr (SPEC.out_dtype == DType::float32) {
             const int row = warp_row + lane / 4;
 #pragma unroll
             for (int j = 0; j < COLUMNS / 8; ++j) {
@@ -85,10 +102,12 @@ struct TmaStore {
             }
             barrier_sync(1 + consumer, WARPGROUP);
             if (thread == 0) {
+                const int x = SPEC.out_transposed ? at.m : at.n + first;
+                const int y = SPEC.out_transposed ? at.n + first : at.m;
                 if constexpr (SPEC.batched) {
-                    tma_store_3d(map, buffer, at.n + first, at.m, at.batch, policy);
+                    tma_store_3d(map, buffer, x, y, at.batch, policy);
                 } else {
-                    tma_store_2d(map, buffer, at.n + first, at.m, policy);
+                    tma_store_2d(map, buffer, x, y, policy);
                 }
                 bulk_commit_group();
             }

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from cupygemm.dtypes import DTYPES
+from cupygemm.epilogue import transposed
 from cupygemm.errors import ConfigError
 from cupygemm.problem import Problem
+
+T = TypeVar("T")
 
 SWIZZLE_BYTES = 128
 """Width of the 128-byte swizzle: the contiguous extent of every operand slab in shared memory."""
@@ -33,6 +36,10 @@ L2_PROMOTIONS = (0, 64, 128, 256)
 """Bytes of CUtensorMapL2promotion, in the order of its values."""
 AT_LAUNCH = {"compiled": False}
 """Metadata of the fields of a config that the kernel learns at launch."""
+OF_SPEC = {"in_struct": False}
+"""Metadata of the field that the kernel is told as part of its spec (`KernelSpec.seen_by`)."""
+MOST_STORED_ROWS = 104
+"""Of the result, in one TMA store with `swap_ab`: what divides 208 and, as 80 to 104 do, most wide tiles."""
 OF_PAGE = {"in_struct": False}
 """Metadata of the fields that choose the page of cuda_src, and are an argument of its own template."""
 CP_ASYNC_PRODUCER_REGISTERS = 40
@@ -52,6 +59,7 @@ class KernelSpec:
         accumulate, scales, epilogue: as in `Problem`.
         out_aligned: whether the rows of the result meet TMA's 16-byte rule.
         batched: whether there are several products, whose matrices lie a stride apart.
+        out_transposed: whether this is what a kernel with `swap_ab` sees, and the result is stored transposed.
     """
 
     a_dtype: str
@@ -64,6 +72,7 @@ class KernelSpec:
     epilogue: str
     out_aligned: bool
     batched: bool = False
+    out_transposed: bool = False
 
     @classmethod
     def of(cls, problem: Problem) -> Self:
@@ -80,6 +89,20 @@ class KernelSpec:
             epilogue=problem.epilogue,
             out_aligned=out_row_bytes % TMA_ALIGNMENT == 0,
             batched=problem.batch > 1,
+        )
+
+    def seen_by(self, config: KernelConfig) -> Self:
+        """The spec that a config's kernel is compiled for: with `swap_ab` that of Cᵀ = Bᵀ · Aᵀ, stored transposed."""
+        if not config.swap_ab or self.out_transposed:
+            return self
+        return replace(
+            self,
+            a_dtype=self.b_dtype,
+            b_dtype=self.a_dtype,
+            a_major=self.b_major,
+            b_major=self.a_major,
+            epilogue=transposed(self.epilogue),
+            out_transposed=True,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +136,10 @@ class KernelConfig:
             usual, 1 they are evicted last.
         prefetch: stages of a CTA's first tile that the L2 is told to fetch while the barriers are made.
         cp_async_stages: stages of a CTA's first tile that the consumers copy themselves, before TMA can: with one or
-            more it is the kernel of gemm_cp_async.cuh, whose producer is a warp and whose warps store what they staged.
+            more it is the kernel of gemm_cp_async.cuh: its producer is a warp, and its warps store what they staged.
+        swap_ab: the kernel computes Cᵀ = Bᵀ · Aᵀ and stores it transposed: WGMMA takes rows in 64s and columns in eights,
+            which suits an M of 200 if it is the columns. What is said above of A and M is then of B and N, and the
+            other way round.
 
     The fields marked `AT_LAUNCH` are told to the kernel, not compiled into it: configs that differ only there share a
     cubin.
@@ -140,6 +166,7 @@ class KernelConfig:
     keep_out: int = field(default=0, metadata=AT_LAUNCH)
     prefetch: int = field(default=0, metadata=AT_LAUNCH)
     cp_async_stages: int = field(default=0, metadata=OF_PAGE)
+    swap_ab: bool = field(default=False, metadata=OF_SPEC)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -231,6 +258,10 @@ class KernelConfig:
         share = (pool - self.producer_registers) // self.consumers // 8 * 8
         return min(share, 248)
 
+    def as_computed(self, of_m: T, of_n: T) -> tuple[T, T]:
+        """What a kernel takes for M's and for N's, of a problem's, and back: with `swap_ab` they are exchanged."""
+        return (of_n, of_m) if self.swap_ab else (of_m, of_n)
+
     def swapped(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return replace(self, **changes)
@@ -249,7 +280,13 @@ FLAGS = tuple(each.name for each in fields(KernelConfig) if each.type == "bool")
 
 
 def store_columns(config: KernelConfig, spec: KernelSpec) -> int:
-    """Columns of the sub-tile of one TMA store: the widest of 128, 64, 32 or 16 bytes that divides part_n."""
+    """Columns of the sub-tile of one TMA store: the widest of 128, 64, 32 or 16 bytes that divides part_n.
+
+    With `swap_ab` they are rows of the result, and the sub-tile's rows are 128 bytes of each.
+    """
+    if config.swap_ab:
+        most = min(MOST_STORED_ROWS, config.part_n)
+        return next((rows for rows in range(most, 0, -8) if config.part_n % rows == 0), 8)
     out_bytes = DTYPES[spec.out_dtype].bytes
     for row_bytes in (128, 64, 32):
         if config.part_n % (row_bytes // out_bytes) == 0:
@@ -267,24 +304,27 @@ def operand_bytes(rows: int, block_k: int, major: str, dtype: str) -> int:
 
 def stage_bytes(config: KernelConfig, spec: KernelSpec) -> int:
     """Shared memory of one pipeline stage: a tile of A and a tile of B."""
+    spec = spec.seen_by(config)
     a = operand_bytes(config.block_m, config.block_k, spec.a_major, spec.a_dtype)
     b = operand_bytes(config.block_n, config.block_k, spec.b_major, spec.b_dtype)
     return a + b
 
 
 def loaded_rows(config: KernelConfig, spec: KernelSpec, m: int, n: int) -> tuple[int, int]:
-    """Rows of A's and columns of B's tile that are loaded for an m x n result.
+    """Rows of A's and columns of B's tile that are loaded for an m x n result, all of them as the kernel sees them.
 
     They are those that there are, where all lie in one tile and a box can have so many: rows beyond an edge cost TMA as
     much as others. What shared memory holds in their place reaches nothing but rows and columns that are not stored.
     """
+    spec = spec.seen_by(config)
     a_rows = min(config.block_m, m) if spec.a_major == "k" and config.cluster_n == 1 else config.block_m
     b_rows = min(config.block_n, n) if spec.b_major == "k" and config.cluster_m == 1 else config.block_n
     return a_rows, b_rows
 
 
 def loaded_bytes(config: KernelConfig, spec: KernelSpec, m: int, n: int) -> tuple[int, int]:
-    """What the boxes of A and of B deliver to one CTA in a stage of an m x n result."""
+    """What the boxes of A and of B deliver to one CTA in a stage of an m x n result, as the kernel sees them."""
+    spec = spec.seen_by(config)
     a_rows, b_rows = loaded_rows(config, spec, m, n)
     a = operand_bytes(a_rows, config.block_k, spec.a_major, spec.a_dtype)
     return a, operand_bytes(b_rows, config.block_k, spec.b_major, spec.b_dtype)

@@ -7,7 +7,7 @@ all of it in fp32, rounded once to the dtype of the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from cupygemm.errors import ProblemError
@@ -69,6 +69,12 @@ class Epilogue:
             "" if self.activation == NONE else self.activation,
         )
         return "+".join(filter(None, terms)) or NONE
+
+
+def transposed(text: str) -> str:
+    """The same epilogue of a product that is transposed as a whole: a bias a column becomes one a row."""
+    epilogue = Epilogue.parse(text)
+    return str(replace(epilogue, bias={NONE: NONE, "n": "m", "m": "n"}[epilogue.bias]))
 
 
 def activation_code(name: str, real: str) -> str:

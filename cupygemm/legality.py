@@ -24,6 +24,7 @@ from cupygemm.config import (
 )
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES, OPERAND_DTYPES, RESULT_DTYPES
+from cupygemm.epilogue import Epilogue
 
 
 class Violation(NamedTuple):
@@ -92,7 +93,7 @@ def _tile_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec)
     if c.split_n and c.consumers == 1:
         yield Violation("split_n", "split_n with one consumer: there is nothing to divide")
     slab = SWIZZLE_BYTES // DTYPES[spec.b_dtype].bytes
-    if c.split_n and spec.b_major == "mn" and c.consumer_n % slab:
+    if c.split_n and spec.seen_by(c).b_major == "mn" and c.consumer_n % slab:
         yield Violation("split_n", f"{c.consumer_n} columns a consumer: an mn-major B is divided at slabs of {slab}")
     depth = SWIZZLE_BYTES // DTYPES[spec.a_dtype].bytes
     if c.block_k <= 0 or c.block_k % depth or c.block_k > MAX_TILE:
@@ -120,6 +121,7 @@ def _cluster_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSp
             f"{c.consumer_n} columns of a consumer in {c.cluster_k} parts: to be stored by TMA, they are equal and "
             "multiples of 8 (store_stages 0 stores any)",
         )
+    spec = spec.seen_by(c)
     for name, rows, major, peers in (
         ("A", c.block_m, spec.a_major, c.cluster_n),
         ("B", c.block_n, spec.b_major, c.cluster_m),
@@ -222,6 +224,21 @@ def _cp_async_violations(config: KernelConfig, spec: KernelSpec, device: DeviceS
         )
 
 
+def _swap_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
+    if not config.swap_ab:
+        return
+    if not config.store_stages:
+        yield Violation("swap_ab", "swap_ab with store_stages 0: the result is transposed in shared memory")
+    if spec.out_dtype not in OPERAND_DTYPES:
+        yield Violation("swap_ab", f"swap_ab with a result in {spec.out_dtype}: stmatrix transposes 16 bits")
+    epilogue = Epilogue.parse(spec.seen_by(config).epilogue)
+    if epilogue.residual or epilogue.bias == "n":
+        yield Violation(
+            "swap_ab",
+            f"swap_ab with epilogue {spec.epilogue}: what is read in pairs of a row (residual, bias_m) is not",
+        )
+
+
 def _shared_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
     needed = shared_bytes(config, spec)
     if needed > device.shared_bytes:
@@ -240,6 +257,7 @@ COMPILED_RULES: tuple[Rule, ...] = (
     _pipeline_violations,
     _store_violations,
     _cp_async_violations,
+    _swap_violations,
     _shared_violations,
 )
 """What makes a config illegal whatever is told at launch, cheapest first."""

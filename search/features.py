@@ -143,8 +143,9 @@ def _of_both(
 ) -> tuple[float, ...]:
     """In the order of `_BOTH`."""
     behind = min(max(math.log2(found.us / least_us), 0.0), MOST_BEHIND)
-    rows = math.ceil(problem.m / config.block_m) * config.block_m
-    columns = math.ceil(problem.n / config.block_n) * config.block_n
+    m, n = config.as_computed(problem.m, problem.n)
+    rows = math.ceil(m / config.block_m) * config.block_m
+    columns = math.ceil(n / config.block_n) * config.block_n
     main_loop = found.stages * max(found.tensor_cycles, found.loading_cycles)
     memory_us = found.memory_us * DRAM_BYTES_A_US / bandwidth(device)
     return (
@@ -152,7 +153,7 @@ def _of_both(
         math.exp(-CLOSE * behind),
         math.log2(found.waves),
         found.ctas / (found.waves * found.at_once),
-        problem.m * problem.n / (rows * columns),
+        m * n / (rows * columns),
         math.log2(found.stages),
         math.log2(found.stages / config.stages),
         math.log2(found.tensor_cycles / found.loading_cycles),
@@ -160,6 +161,6 @@ def _of_both(
         config.stages * stage_bytes(config, KernelSpec.of(problem)) / device.shared_bytes,
         math.log2(memory_us / found.us),
         START_CYCLES / device.clock_mhz / found.us,
-        float(problem.n <= config.block_n * config.cluster_n),
-        float(problem.m <= config.block_m * config.cluster_m),
+        float(n <= config.block_n * config.cluster_n),
+        float(m <= config.block_m * config.cluster_m),
     )

@@ -26,19 +26,23 @@ def guesses(problem: Problem, device: DeviceSpec, most: int) -> list[KernelConfi
         most: how many.
     """
     spec = KernelSpec.of(problem)
-    found = [config for shape in _shapes() if (config := _completed(shape, problem, spec, device)) is not None]
+    shapes = itertools.chain(_shapes(False), _shapes(True) if spec.out_aligned else ())
+    found = [config for shape in shapes if (config := _completed(shape, problem, spec, device)) is not None]
     legal = list(dict.fromkeys(found))
     ranked = [config for _, config in sorted(zip(estimated_us(problem, legal, device), legal, strict=True))]
     # It is less sure of tiles than of what differs within one: every tile gets its turn before one's fourth config.
     turns: Counter[tuple[int, int]] = Counter()
     order = []
     for config in ranked:
-        tile = config.block_m, config.block_n
+        tile = config.as_computed(config.block_m, config.block_n)
         order.append((turns[tile] // PER_TILE, config))
         turns[tile] += 1
     return [config for _, config in sorted(order, key=lambda each: each[0])][:most]
 
 
+COLUMNS = (16, 32, 64, 96, 128, 192, 256)
+SWAPPED_COLUMNS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
+"""Of tiles. With `swap_ab` they are what suits an M that is no power of two."""
 CLUSTERS = (
     (1, 1, 1),
     (2, 1, 1),
@@ -54,14 +58,15 @@ CLUSTERS = (
 """cluster_m, cluster_n and cluster_k that have paid somewhere."""
 
 
-def _shapes() -> Iterator[KernelConfig]:
+def _shapes(swap_ab: bool) -> Iterator[KernelConfig]:
     """Tiles, clusters and ways out, with as yet two stages and no hints."""
-    tiles = itertools.product((64, 128, 192, 256), (16, 32, 64, 96, 128, 192, 256))
+    tiles = itertools.product((64, 128, 192, 256), SWAPPED_COLUMNS if swap_ab else COLUMNS)
     for (block_m, block_n), (cluster_m, cluster_n, cluster_k), by_turns, stored in itertools.product(
         tiles, CLUSTERS, (False, True), (0, 1, 2)
     ):
-        # By turns two buffers, else one or none; where K is divided among many, the parts are too small for TMA.
-        if by_turns != (stored == 2) or (stored == 1 and cluster_k > 2):
+        # By turns two buffers, else one or none; where K is divided among many, the parts are too small for TMA, but
+        # for those that are rows.
+        if by_turns != (stored == 2) or (stored == 1 and cluster_k > 2 and not swap_ab):
             continue
         consumers = 2 if by_turns or block_m in (128, 256) else block_m // MMA_M
         yield KernelConfig(
@@ -81,13 +86,15 @@ def _shapes() -> Iterator[KernelConfig]:
             ping_pong=by_turns,
             cluster_k=cluster_k,
             l2_promotion=128,
+            swap_ab=swap_ab,
         )
 
 
 def _completed(shape: KernelConfig, problem: Problem, spec: KernelSpec, device: DeviceSpec) -> KernelConfig | None:
     """The shape with as many stages as fit and hints for what is read once, or None where it is not legal."""
-    once_a = problem.n <= shape.block_n * shape.cluster_n
-    once_b = problem.m <= shape.block_m * shape.cluster_m
+    m, n = shape.as_computed(problem.m, problem.n)
+    once_a = n <= shape.block_n * shape.cluster_n
+    once_b = m <= shape.block_m * shape.cluster_m
     written = problem.m * problem.n * DTYPES[problem.out_dtype].bytes
     config = shape.swapped(
         store_stages=shape.store_stages if spec.out_aligned else 0,

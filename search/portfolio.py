@@ -18,6 +18,8 @@ from cupygemm.search.table import Table
 
 UNTRIED = 0.97
 """What the estimate of a kernel counts that was never measured anywhere."""
+NARROW_STEPS = (48, 80, 112, 144, 176, 208)
+"""Columns of a tile that are tried with A and B swapped only: then they are rows of the result, of any number."""
 LEAST_SCORE = 0.05
 """Of a kernel that a problem cannot use, so that logarithms exist."""
 
@@ -40,21 +42,23 @@ def kernels(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
 
 def untried_kernels() -> list[KernelConfig]:
     """Tiles and clusters of the families that have paid, with as many stages as shared memory may hold."""
-    tiles = itertools.product((64, 128, 192, 256), (16, 32, 64, 96, 128, 160, 192, 224, 256))
+    tiles = itertools.product(
+        (64, 128, 192, 256), (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)
+    )
     found = []
-    for (block_m, block_n), (cluster_m, cluster_n, cluster_k), by_turns in itertools.product(
-        tiles, CLUSTERS, (False, True)
+    for (block_m, block_n), (cluster_m, cluster_n, cluster_k), by_turns, swap_ab in itertools.product(
+        tiles, CLUSTERS, (False, True), (False, True)
     ):
-        if by_turns and cluster_k > 1:
+        if (by_turns and cluster_k > 1) or (not swap_ab and block_n in NARROW_STEPS):
             continue
         consumers = 2 if by_turns else max(1, block_m // 64)
         stages = min(12, 196608 // ((block_m + -(-block_n // 64) * 64) * 128))
-        stored = 2 if by_turns else 0 if cluster_k > 1 else 1
+        stored = 2 if by_turns else 0 if cluster_k > 1 and not swap_ab else 1
         if stages >= 3 and consumers <= 3:
             # fmt: off
             found.append(KernelConfig(
                 block_m, block_n, 64, stages, consumers, False, cluster_m, cluster_n, True, 4, 40, 1, stored,
-                ping_pong=by_turns, cluster_k=cluster_k,
+                ping_pong=by_turns, cluster_k=cluster_k, swap_ab=swap_ab,
             ))
             # fmt: on
     return found

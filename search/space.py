@@ -279,5 +279,6 @@ FULL_KNOBS = (
     Knob("keep_out", (-1, 0)),
     Knob("prefetch", (0, 1, 2, 4, 8)),
     Knob("cp_async_stages", (0, 1, 2, 4, 8)),
+    Knob("swap_ab", (False, True), ordered=False),
 )
 """The default space, some billions of points before legality."""

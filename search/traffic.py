@@ -60,9 +60,10 @@ def traffic(problem: Problem, config: KernelConfig, device: DeviceSpec) -> Traff
         config: legal for it.
         device: for its SMs and its L2.
     """
+    m, n = config.as_computed(problem.m, problem.n)
     shape = _Raster(
-        tiles_m=ceil(ceil(problem.m / config.block_m) / config.cluster_m),
-        tiles_n=ceil(ceil(problem.n / config.block_n) / config.cluster_n),
+        tiles_m=ceil(ceil(m / config.block_m) / config.cluster_m),
+        tiles_n=ceil(ceil(n / config.block_n) / config.cluster_n),
         along_n=config.raster_along_n,
         group=config.group,
         wave=device.clusters_at_once(config.cluster_size),
@@ -71,9 +72,9 @@ def traffic(problem: Problem, config: KernelConfig, device: DeviceSpec) -> Traff
     a_panel = rows * problem.k * DTYPES[problem.a_dtype].bytes
     b_panel = columns * problem.k * DTYPES[problem.b_dtype].bytes
     a_reads, b_reads = _reads(shape, a_panel, b_panel, int(device.l2_bytes * USABLE_L2))
-    written = problem.m * problem.n * DTYPES[problem.out_dtype].bytes
-    read = min(a_reads / shape.tiles_m, shape.tiles_n) * problem.m * problem.k * DTYPES[problem.a_dtype].bytes
-    read += min(b_reads / shape.tiles_n, shape.tiles_m) * problem.k * problem.n * DTYPES[problem.b_dtype].bytes
+    written = m * n * DTYPES[problem.out_dtype].bytes
+    read = min(a_reads / shape.tiles_m, shape.tiles_n) * m * problem.k * DTYPES[problem.a_dtype].bytes
+    read += min(b_reads / shape.tiles_n, shape.tiles_m) * problem.k * n * DTYPES[problem.b_dtype].bytes
     asked = shape.tiles * (a_panel + b_panel)
     dram = problem.batch * int(read + written)
     return Traffic(problem.compulsory_bytes, dram, max(dram, problem.batch * (asked + written)))

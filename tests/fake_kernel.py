@@ -63,16 +63,17 @@ class FakeKernel:
         gpu.run(lambda: self._compute(*maps, told))
 
     def _compute(self, map_a: Any, map_b: Any, map_out: Any, told: _Arguments) -> None:
-        spec, (m, n, k) = self.compiled.spec, (told.m, told.n, told.k)
+        config = self.compiled.config
+        spec, (m, n, k) = self.compiled.spec.seen_by(config), (told.m, told.n, told.k)
         a, b = self._operand(map_a, told, told.a_step), self._operand(map_b, told, told.b_step)
         a = a.swapaxes(1, 2) if spec.a_major == "mn" else a
         b = b if spec.b_major == "mn" else b.swapaxes(1, 2)
-        config = self.compiled.config
         if config.cp_async_stages:
             assert (told.a, told.b) == (map_a.pointer, map_b.pointer), "copied from elsewhere than loaded"
         if config.cp_async_stages or not config.store_stages:
             map_out = self._rows(told, told.out, told.out_row_stride, told.out_batch_stride)
         out = self.gpu.memory(map_out)
+        out = out.swapaxes(-1, -2) if spec.out_transposed else out
         assert (a.shape[1:], b.shape[1:], out.shape[-2:]) == ((m, k), (k, n), (m, n))
         assert map_out.depth == (len(a) if spec.batched else 0)
         added = self._added(told, map_out)
@@ -96,12 +97,14 @@ class FakeKernel:
         spec = self.compiled.spec
         item = numpy_dtype(spec.out_dtype).itemsize
         depth = told.raster.tiles // told.matrix_tiles.divisor if spec.batched else 0
-        return Matrix(pointer, told.m, told.n, row_stride * item, spec.out_dtype, depth, batch_stride * item)
+        rows, columns = self.compiled.config.as_computed(told.m, told.n)
+        return Matrix(pointer, rows, columns, row_stride * item, spec.out_dtype, depth, batch_stride * item)
 
     def _added(self, told: _Arguments, map_out: Matrix) -> Any:
         """Gives what the epilogue adds, once all has been stored to that can be."""
-        spec = self.compiled.spec
-        pairs = pair_alignment(told.n, numpy_dtype(spec.out_dtype).itemsize)
+        spec = self.compiled.spec.seen_by(self.compiled.config)
+        columns = self.compiled.config.as_computed(told.m, told.n)[1]
+        pairs = pair_alignment(columns, numpy_dtype(spec.out_dtype).itemsize)
         assert (told.bias or 0) % pairs == (told.residual or 0) % pairs == 0
         epilogue = Epilogue.parse(spec.epilogue)
         residual: Any = None

@@ -47,9 +47,11 @@ NOT_OVERLAPPED = 0.2
 """Share of the shorter of two, device memory and SMs, that the longer does not hide."""
 FIELDS = (
     *("block_m", "block_n", "block_k", "stages", "consumers", "split_n", "ping_pong"),
-    *("cluster_m", "cluster_n", "cluster_k", "store_stages"),
+    *("cluster_m", "cluster_n", "cluster_k", "store_stages", "swap_ab"),
 )
 """Of a config, that an estimate depends on: configs that agree in these have one estimate."""
+COLUMNS = (*FIELDS, "cp_async_stages")
+"""And what else of it a forecast goes by."""
 
 _GPCS_ASKING = np.array([GPCS * (1 - (1 - 1 / GPCS) ** asking) for asking in range(300)])
 """How many GPCs ask for a tile that so many CTAs ask for, wherever they are; of more, as many as of the last.
@@ -62,7 +64,7 @@ class Kernels(NamedTuple):
     """Configs as columns, float64 [kernels], and what follows from them and a device alone.
 
     Attributes:
-        fields: by name, those of `FIELDS`.
+        fields: by name, those of `COLUMNS`.
         cluster_size: CTAs of a cluster.
         at_once: CTAs that are computed at the same time.
         tensor_cycles: of a stage.
@@ -80,8 +82,8 @@ class Kernels(NamedTuple):
     @classmethod
     def of(cls, kernels: Sequence[KernelConfig], device: DeviceSpec) -> Kernels:
         """The columns of configs on a device."""
-        values = np.array(list(map(attrgetter(*FIELDS), kernels)), np.float64).reshape(len(kernels), len(FIELDS))
-        of = dict(zip(FIELDS, values.T.copy(), strict=True))
+        values = np.array(list(map(attrgetter(*COLUMNS), kernels)), np.float64).reshape(len(kernels), len(COLUMNS))
+        of = dict(zip(COLUMNS, values.T.copy(), strict=True))
         sharing = of["cluster_m"] * of["cluster_n"]
         sizes = sharing * of["cluster_k"]
         at_once = {size: device.clusters_at_once(int(size)) * size for size in set(sizes.tolist())}
@@ -131,8 +133,9 @@ def estimates(problem: Problem, kernels: Kernels, device: DeviceSpec) -> Estimat
         device: for its clock, and what `kernels` are of.
     """
     of = kernels.fields
-    cluster_rows = np.ceil(problem.m / (of["block_m"] * of["cluster_m"]))
-    cluster_columns = np.ceil(problem.n / (of["block_n"] * of["cluster_n"]))
+    m, n = _as_computed(of, problem.m, problem.n)
+    cluster_rows = np.ceil(m / (of["block_m"] * of["cluster_m"]))
+    cluster_columns = np.ceil(n / (of["block_n"] * of["cluster_n"]))
     ctas = cluster_rows * cluster_columns * kernels.cluster_size * problem.batch
     waves = np.ceil(ctas / kernels.at_once)
     stages = np.ceil(np.ceil(problem.k / of["block_k"]) / of["cluster_k"])
@@ -146,7 +149,9 @@ def estimates(problem: Problem, kernels: Kernels, device: DeviceSpec) -> Estimat
     memory_us = problem.compulsory_bytes / DRAM_BYTES_A_US
     longer, shorter = np.maximum(busy_us, memory_us), np.minimum(busy_us, memory_us)
     us = START_CYCLES / device.clock_mhz + longer + NOT_OVERLAPPED * shorter
-    rows, columns = cluster_rows * of["block_m"] * of["cluster_m"], cluster_columns * of["block_n"] * of["cluster_n"]
+    rows, columns = _as_computed(
+        of, cluster_rows * of["block_m"] * of["cluster_m"], cluster_columns * of["block_n"] * of["cluster_n"]
+    )
     return Estimate(
         us, ctas, kernels.at_once, waves, stages, tensor, loading, way_out, rows, columns, memory_us=memory_us
     )
@@ -165,6 +170,12 @@ def estimated_us(problem: Problem, kernels: Sequence[KernelConfig], device: Devi
     return us
 
 
+def _as_computed(of: dict[str, Column], of_m: Column | int, of_n: Column | int) -> tuple[Column, Column]:
+    """`KernelConfig.as_computed` of many."""
+    swapped = of["swap_ab"] > 0
+    return np.where(swapped, of_n, of_m), np.where(swapped, of_m, of_n)
+
+
 def _tensor_cycles(of: dict[str, Column]) -> Column:
     """Of a stage. An m64nNk16 takes N / 2 cycles, and to read its 2 KiB of A and 32·N bytes of B 16 + N / 4."""
     columns = np.where(of["split_n"] > 0, of["block_n"] // of["consumers"], of["block_n"])
@@ -175,21 +186,28 @@ def _tensor_cycles(of: dict[str, Column]) -> Column:
 
 def _loading_cycles(problem: Problem, spec: KernelSpec, of: dict[str, Column], ctas: Column) -> Column:
     """Of a stage, that many CTAs loading at once, each as if by itself."""
-    a_bytes = _loaded_bytes(of, "block_m", of["cluster_n"], problem.m, spec.a_major, spec.a_dtype)
-    b_bytes = _loaded_bytes(of, "block_n", of["cluster_m"], problem.n, spec.b_major, spec.b_dtype)
-    rows, columns = np.ceil(problem.m / of["block_m"]), np.ceil(problem.n / of["block_n"])
+    m, n = _as_computed(of, problem.m, problem.n)
+    a_by_k, b_by_k = _as_computed(of, spec.a_major == "k", spec.b_major == "k")
+    element = DTYPES[spec.a_dtype].bytes
+    a_bytes = _loaded_bytes(of, "block_m", of["cluster_n"], m, a_by_k, element)
+    b_bytes = _loaded_bytes(of, "block_n", of["cluster_m"], n, b_by_k, element)
+    rows, columns = np.ceil(m / of["block_m"]), np.ceil(n / of["block_n"])
     asked = a_bytes * _asked(columns, of["cluster_n"]) + b_bytes * _asked(rows, of["cluster_m"])
     own, all_ctas = (a_bytes + b_bytes) / SM_BYTES_A_CYCLE, ctas * asked / L2_BYTES_A_CYCLE
     cycles: Column = np.maximum(np.maximum(own, all_ctas), LATENCY_CYCLES / of["stages"])
     return cycles
 
 
-def _loaded_bytes(of: dict[str, Column], block: str, peers: Column, rows: int, major: str, dtype: str) -> Column:
-    """What the boxes of an operand deliver to one CTA in a stage: `config.loaded_bytes` of many."""
-    element = DTYPES[dtype].bytes
+def _loaded_bytes(of: dict[str, Column], block: str, peers: Column, rows: Column, by_k: Column, element: int) -> Column:
+    """What the boxes of an operand deliver to one CTA in a stage: `config.loaded_bytes` of many.
+
+    Args:
+        by_k: whether it is k-major.
+        element: bytes of one.
+    """
     slab = SWIZZLE_BYTES // element
     alone = np.where(peers == 1, np.minimum(of[block], rows), of[block])
-    loaded: Column = alone if major == "k" else np.ceil(of[block] / slab) * slab
+    loaded: Column = np.where(by_k, alone, np.ceil(of[block] / slab) * slab)
     return loaded * of["block_k"] * element
 
 

@@ -41,8 +41,9 @@ def told_at_launch(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -
     result of half its size. What copies its first stages has neither such a hint nor a prefetch.
     """
     copies = kernel.cp_async_stages > 0
-    streams_b = problem.m <= FEW_TILES * kernel.block_m * kernel.cluster_m
-    streams_a = problem.n <= FEW_TILES * kernel.block_n * kernel.cluster_n
+    m, n = kernel.as_computed(problem.m, problem.n)
+    streams_b = m <= FEW_TILES * kernel.block_m * kernel.cluster_m
+    streams_a = n <= FEW_TILES * kernel.block_n * kernel.cluster_n
     written = problem.m * problem.n * problem.batch * DTYPES[problem.out_dtype].bytes
     return kernel.swapped(
         raster_along_n=True,

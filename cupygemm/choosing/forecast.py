@@ -39,7 +39,7 @@ from cupygemm.problem import Problem
 
 SCHEMA = "cupygemm.forecast/1"
 PARTS = ("own", "ratio", "cublas")
-CANDIDATES = 8
+CANDIDATES = 12
 """Kernels with the least estimates, which the trees are asked about."""
 MARGIN = 1.025
 """By which an own kernel must be expected to be faster, at the mean of both ways of asking."""

@@ -30,6 +30,8 @@ FIELDS = (
     "cluster_n",
     "cluster_k",
     "store_stages",
+    "cp_async_stages",
+    "swap_ab",
 )
 """Of a kernel, that are features themselves."""
 

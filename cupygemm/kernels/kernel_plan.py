@@ -141,8 +141,9 @@ class Plan:
         if KernelSpec.of(problem) != kernel.compiled.spec:
             raise ProblemError(f"{problem} asks for {KernelSpec.of(problem)}: the kernel is of {kernel.compiled.spec}")
         config = kernel.compiled.config
-        tiles_m = -(-problem.m // (config.block_m * config.cluster_m))
-        tiles_n = -(-problem.n // (config.block_n * config.cluster_n))
+        m, n = config.as_computed(problem.m, problem.n)
+        tiles_m = -(-m // (config.block_m * config.cluster_m))
+        tiles_n = -(-n // (config.block_n * config.cluster_n))
         fitting = kernel.active_clusters
         if max_sms is not None:
             fitting = max(1, min(fitting, max_sms // config.cluster_size))
@@ -154,15 +155,14 @@ class Plan:
         k_stages = -(-problem.k // config.block_k)
         self.grid = min(tiles, fitting) * config.cluster_size
         spec = kernel.compiled.spec
-        self._a_box = tensor_map.a_box(config, spec, problem.m)
-        self._b_box = tensor_map.b_box(config, spec, problem.n)
+        self._boxes = config.as_computed(tensor_map.a_box(config, spec, m), tensor_map.b_box(config, spec, n))
         self._out_box = tensor_map.out_box(config, spec)
         # All but the result's place; a call copies it, which is quicker than filling it in.
         self._template = _Arguments(
-            m=problem.m,
-            n=problem.n,
+            m=m,
+            n=n,
             k=problem.k,
-            loaded_bytes=sum(loaded_bytes(config, spec, problem.m, problem.n)),
+            loaded_bytes=sum(loaded_bytes(config, spec, m, n)),
             share_stages=k_stages // config.cluster_k,
             longer_shares=k_stages % config.cluster_k,
             prefetch=config.prefetch,
@@ -222,7 +222,9 @@ class Plan:
         alpha: float = 1.0,
         beta: float = 1.0,
     ) -> tuple[TensorMap, TensorMap, TensorMap, Any]:
-        """What a launch hands to the kernel: three descriptors, and the rest.
+        """What a launch hands to the kernel: descriptors of a, b and out, in the kernel's order, and the rest.
+
+        With `swap_ab` b comes first, here and in all that the rest says of a and b.
 
         Raises:
             ProblemError: as a call.
@@ -231,25 +233,27 @@ class Plan:
         problem, spec = self.problem, self.kernel.compiled.spec
         a_matrix = matrix_of("a", a, problem.matrix(problem.m, problem.k), spec.a_dtype, spec.a_major == "mn")
         b_matrix = matrix_of("b", b, problem.matrix(problem.k, problem.n), spec.b_dtype, spec.b_major == "k")
-        map_a = tensor_map.encode(a_matrix, self._a_box)
-        map_b = tensor_map.encode(b_matrix, self._b_box)
+        a_box, b_box = self._boxes
+        config = self.kernel.compiled.config
+        maps = config.as_computed(tensor_map.encode(a_matrix, a_box), tensor_map.encode(b_matrix, b_box))
         map_out = self._out_map(out)
+        first, second = config.as_computed(a_matrix, b_matrix)
         arguments = _Arguments.from_buffer_copy(self._template)
         arguments.out = out.data.ptr
         arguments.out_row_stride = out.strides[-2] // out.dtype.itemsize
         if self.reads_addresses:
             # Of a matrix of one row the stride is any, and copies of nothing start at multiples of it too.
-            arguments.a, arguments.a_row_bytes = a_matrix.pointer, a_matrix.row_stride if a_matrix.rows > 1 else 0
-            arguments.b, arguments.b_row_bytes = b_matrix.pointer, b_matrix.row_stride if b_matrix.rows > 1 else 0
+            arguments.a, arguments.a_row_bytes = first.pointer, first.row_stride if first.rows > 1 else 0
+            arguments.b, arguments.b_row_bytes = second.pointer, second.row_stride if second.rows > 1 else 0
         if problem.batch > 1:
-            arguments.a_step, arguments.b_step = int(a_matrix.depth > 1), int(b_matrix.depth > 1)
-            arguments.a_batch_bytes, arguments.b_batch_bytes = a_matrix.depth_stride, b_matrix.depth_stride
+            arguments.a_step, arguments.b_step = int(first.depth > 1), int(second.depth > 1)
+            arguments.a_batch_bytes, arguments.b_batch_bytes = first.depth_stride, second.depth_stride
             arguments.out_batch_stride = out.strides[0] // out.dtype.itemsize
         if self._epilogue is not None:
             self._epilogue.fill(arguments, bias, residual, alpha, beta)
         elif bias is not None or residual is not None or alpha != 1.0:
             raise ProblemError("the plan was made without an epilogue: it takes no bias, residual or alpha")
-        return map_a, map_b, map_out, arguments
+        return *maps, map_out, arguments
 
     def _out_map(self, out: Any) -> TensorMap:
         """The descriptor with which TMA stores the result; none where it is stored from registers.

@@ -109,7 +109,7 @@ def wgmma_header(spec: KernelSpec, config: KernelConfig) -> str:
     Its asm statement lists consumer_n / 2 accumulators, and the dtype is part of the mnemonic: neither can be a
     template parameter.
     """
-    n = config.consumer_n
+    spec, n = spec.seen_by(config), config.consumer_n
     count = n * 64 // WARPGROUP
     a_dtype, b_dtype = DTYPES[spec.a_dtype], DTYPES[spec.b_dtype]
     mnemonic = f"wgmma.mma_async.sync.aligned.m64n{n}k{a_dtype.mma_k}.f32.{a_dtype.mma_type}.{b_dtype.mma_type}"
@@ -147,6 +147,7 @@ def spec_literal(spec: KernelSpec) -> str:
         "epilogue": _epilogue_literal(spec.epilogue),
         "out_aligned": _literal(spec.out_aligned),
         "batched": _literal(spec.batched),
+        "out_transposed": _literal(spec.out_transposed),
     }
     return _struct("KernelSpec", fields)
 
@@ -159,7 +160,7 @@ def config_literal(config: KernelConfig) -> str:
 def name_expression(spec: KernelSpec, config: KernelConfig) -> str:
     """The template instance that is the kernel's entry."""
     further = f", {config.cp_async_stages}" if config.cp_async_stages else ""
-    return f"{entry_of(config)}<{spec_literal(spec)}, {config_literal(config)}{further}>"
+    return f"{entry_of(config)}<{spec_literal(spec.seen_by(config))}, {config_literal(config)}{further}>"
 
 
 def entry_of(config: KernelConfig) -> str:

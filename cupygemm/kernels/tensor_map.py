@@ -71,18 +71,21 @@ def operand_box(config: KernelConfig, tile_rows: int, major: str, dtype: str, pe
 
 
 def a_box(config: KernelConfig, spec: KernelSpec, m: int) -> Box:
-    """The box of A, which has `m` rows; the CTAs of a cluster row share its tiles."""
+    """The box of what the kernel takes for A, which has `m` rows; the CTAs of a cluster row share its tiles."""
+    spec = spec.seen_by(config)
     return operand_box(config, loaded_rows(config, spec, m, MAX_TILE)[0], spec.a_major, spec.a_dtype, config.cluster_n)
 
 
 def b_box(config: KernelConfig, spec: KernelSpec, n: int) -> Box:
-    """The box of B, which has `n` columns; the CTAs of a cluster column share its tiles."""
+    """The box of what the kernel takes for B, which has `n` columns; the CTAs of a cluster column share its tiles."""
+    spec = spec.seen_by(config)
     return operand_box(config, loaded_rows(config, spec, MAX_TILE, n)[1], spec.b_major, spec.b_dtype, config.cluster_m)
 
 
 def out_box(config: KernelConfig, spec: KernelSpec) -> Box:
     """The sub-tile that one TMA store writes: TmaStore in cuda_src/epilogue.cuh."""
-    return Box(rows=MMA_M, columns=store_columns(config, spec))
+    rows, columns = config.as_computed(MMA_M, store_columns(config, spec))
+    return Box(rows, columns)
 
 
 class TensorMap:

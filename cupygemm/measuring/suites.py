@@ -17,6 +17,8 @@ GRID = tuple(2**power for power in range(6, 15))
 """Sizes of the grid: 64, 128, … 16384."""
 GRID_SEED = 2026
 GRID_SHAPES = 100
+BY_WEIGHTS = (("bfloat16",), ("nt",))
+"""Dtypes and layouts of x · Wᵀ."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,15 @@ SUITES = {
         _problems(
             "16x4096x4096 64x4096x4096 128x4096x4096 128x12288x4096 16384x64x16384 16384x16384x64 "
             "1x4096x4096 4x4096x4096 8x4096x4096 1x4096x14336 4x4096x14336 8x4096x14336"
+        ),
+    ),
+    "tokens": Suite(
+        "a layer's products for numbers of tokens that are no powers of two",
+        (
+            *_problems(
+                "72x4096x4096 144x4096x4096 200x4096x4096 300x4096x4096 320x4096x4096 600x4096x4096", *BY_WEIGHTS
+            ),
+            *_problems("144x8192x8192 300x8192x8192 320x8192x8192 600x8192x8192 200x4096x14336", *BY_WEIGHTS),
         ),
     ),
     "batched": Suite(

@@ -69,11 +69,12 @@ class Prepared:
         self._driver_launch = _driver_calls()[0]
         # Of its own: the plan's are shared with other launches.
         own = [copied(each) for each in maps]
-        self._map_a, self._map_b = _place_in(own[0]), _place_in(own[1])
         config = plan.kernel.compiled.config
+        self._map_a, self._map_b = config.as_computed(_place_in(own[0]), _place_in(own[1]))
         by_tma = config.store_stages > 0 and not config.cp_async_stages
         self._map_out = _place_in(own[2]) if by_tma else _Nowhere()
-        self._a, self._b, self._out = (_field(arguments, name) for name in ("a", "b", "out"))
+        self._a, self._b = config.as_computed(_field(arguments, "a"), _field(arguments, "b"))
+        self._out = _field(arguments, "out")
         self._bias, self._residual = _field(arguments, "bias"), _field(arguments, "residual")
         self._alpha, self._beta = (_field(arguments, name, ctypes.c_float) for name in ("alpha", "beta"))
         self._reads_addresses = plan.reads_addresses

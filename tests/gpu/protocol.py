@@ -70,6 +70,24 @@ CONFIGS = {
     "copied, K in three shares": LARGE.swapped(
         block_n=200, stages=2, cluster_m=1, cluster_k=3, store_stages=0, cp_async_stages=1
     ),
+    "A and B swapped": SMALL.swapped(swap_ab=True),
+    "swapped, n of 208": SMALL.swapped(block_n=208, swap_ab=True),
+    "swapped, n of 24, hints": SMALL.swapped(
+        block_n=24, l2_promotion=128, keep_a=-1, keep_b=1, keep_out=-1, prefetch=2, swap_ab=True
+    ),
+    "swapped, cluster 2x2": LARGE.swapped(block_n=128, cluster_n=2, stages=5, swap_ab=True),
+    "swapped, ping-pong, cluster 2x1": LARGE.swapped(
+        block_n=144, stages=4, store_stages=2, ping_pong=True, swap_ab=True
+    ),
+    "swapped, two steps of rows, four store buffers": LARGE.swapped(
+        block_m=256, block_n=96, cluster_m=1, stages=2, store_stages=4, swap_ab=True
+    ),
+    "swapped, columns split": LARGE.swapped(block_m=64, split_n=True, cluster_m=1, swap_ab=True),
+    "swapped, K in two shares": LARGE.swapped(block_n=176, cluster_m=1, cluster_k=2, stages=3, swap_ab=True),
+    "swapped, copied, n of 8": SMALL.swapped(block_n=8, cp_async_stages=2, swap_ab=True),
+    "swapped, copied, K in three shares": LARGE.swapped(
+        block_n=120, cluster_m=1, cluster_k=3, cp_async_stages=1, swap_ab=True
+    ),
 }
 """One config for each thing that a kernel can do differently."""
 
@@ -110,6 +128,8 @@ STACKED = (
     "prefetch, no cluster",
     "one stage copied",
     "copied, K in eight shares",
+    "A and B swapped",
+    "swapped, copied, n of 8",
 )
 """One config for each way in which a kernel reaches the matrices of a stack."""
 FUSED = (
@@ -120,6 +140,8 @@ FUSED = (
     "K in three shares, cluster 1x2, unequal parts",
     "one stage copied",
     "copied, n of 24, direct",
+    "A and B swapped",
+    "swapped, copied, K in three shares",
 )
 """One for each way from the accumulators to the result."""
 
@@ -135,15 +157,23 @@ def stacked_problems(m: int, n: int, k: int, batch: int) -> dict[str, list[Probl
 
 
 def fused_problems(m: int, n: int, k: int) -> dict[str, list[Problem]]:
-    """Problems with epilogues by config: each epilogue with each, and a few of a batch and of other dtypes."""
+    """Problems with epilogues by config: each epilogue that it may have, and a few of a batch and of other dtypes."""
     mixed = partial(Problem, m, n, k, a_dtype="bfloat16", b_dtype="bfloat16")
-    found = {name: [Problem(m, n, k, epilogue=epilogue) for epilogue in EPILOGUES] for name in FUSED}
+    found = {
+        name: [problem for epilogue in EPILOGUES if is_legal(problem := Problem(m, n, k, epilogue=epilogue), name)]
+        for name in FUSED
+    }
     for name in FUSED[1:3]:
         for epilogue in EPILOGUES[-3:]:
             found[name].append(Problem(m, n, k, 3, epilogue=epilogue))
             found[name].append(mixed(out_dtype="bfloat16", epilogue=epilogue))
             found[name].append(mixed(out_dtype="float32", epilogue=epilogue))
     return found
+
+
+def is_legal(problem: Problem, name: str) -> bool:
+    """Whether one of `CONFIGS`, adapted by `fitting`, may compute a problem."""
+    return illegal_reason(fitting(CONFIGS[name], problem), KernelSpec.of(problem), H200) is None
 
 
 def variant_pairs() -> set[tuple[KernelSpec, KernelConfig]]:
@@ -170,8 +200,8 @@ def operands(problem: Problem, kind: str, seed: int) -> Operands:
 
 
 def fitting(config: KernelConfig, problem: Problem) -> KernelConfig:
-    """The config, storing from registers where TMA cannot store the problem's rows."""
-    return config if KernelSpec.of(problem).out_aligned else config.swapped(store_stages=0)
+    """The config; where TMA cannot store the problem's rows, storing from registers and without `swap_ab`."""
+    return config if KernelSpec.of(problem).out_aligned else config.swapped(store_stages=0, swap_ab=False)
 
 
 def all_pairs() -> set[tuple[KernelSpec, KernelConfig]]:

@@ -50,7 +50,7 @@ from cupygemm.search.space import FULL_KNOBS
 from cupygemm.search.suggest import suggestions
 
 SUITE = "grid_sample"
-SEARCHED = (SUITE, "headline", "squares", "short_k", "ragged", "layouts", "small", "splitk", "skinny")
+SEARCHED = (SUITE, "headline", "squares", "short_k", "ragged", "layouts", "small", "splitk", "skinny", "tokens")
 """Suites of plain products."""
 BEFOREHAND = 36
 """Configs that are tried before anything is measured."""

@@ -137,9 +137,9 @@ class KernelConfig:
         prefetch: stages of a CTA's first tile that the L2 is told to fetch while the barriers are made.
         cp_async_stages: stages of a CTA's first tile that the consumers copy themselves, before TMA can: with one or
             more it is the kernel of gemm_cp_async.cuh: its producer is a warp, and its warps store what they staged.
-        swap_ab: the kernel computes Cᵀ = Bᵀ · Aᵀ and stores it transposed: WGMMA takes rows in 64s and columns in eights,
-            which suits an M of 200 if it is the columns. What is said above of A and M is then of B and N, and the
-            other way round.
+        swap_ab: the kernel computes Cᵀ = Bᵀ · Aᵀ and stores it transposed: WGMMA takes 64 rows and columns in eights,
+            so that 200 rows of A had better be columns. What is said above of A and M is then of B and N, and the other
+            way round.
 
     The fields marked `AT_LAUNCH` are told to the kernel, not compiled into it: configs that differ only there share a
     cubin.

@@ -35,7 +35,7 @@ from cupygemm.search.table import Table
 
 SCHEMA = "cupygemm.portfolio/1"
 PORTFOLIO = Path(__file__).with_name("portfolio.json")
-SHAPES = 200
+SHAPES = 300
 """To learn from that are estimated."""
 MOST, LEAST_GAIN = 48, 0.00005
 PROVEN = 2

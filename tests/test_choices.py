@@ -64,7 +64,7 @@ def prefixes(choices: Choices):
 
 
 def test_knobs_without_a_choice_do_not_appear(choices):
-    assert choices.sizes == (2, 2, 3, 2, 2, 2, 2, 2)
+    assert choices.sizes == (2, 2, 3, 2, 2, 2, 2, 2, 2)
 
 
 def test_configs_survive_encoding(choices):

@@ -38,8 +38,16 @@ def test_k_is_divided_where_there_are_few_tiles_alone() -> None:
     assert guesses(Problem(4096, 4096, 4096), H200, 1)[0].cluster_k == 1
 
 
+def test_a_and_b_are_swapped_where_columns_waste_less_than_rows() -> None:
+    odd = guesses(Problem(200, 8192, 8192, layout="nt"), H200, 1)[0]
+    assert odd.swap_ab
+    assert 200 <= odd.block_n <= 208
+    assert not any(config.swap_ab for config in guesses(Problem(200, 8191, 8192), H200, 60))
+
+
 def test_what_is_read_once_leaves_the_l2_first() -> None:
     skinny = guesses(Problem(16, 4096, 4096), H200, 1)[0]
-    assert (skinny.keep_a, skinny.keep_b) == (0, -1)
-    assert guesses(Problem(16384, 64, 16384), H200, 1)[0].keep_a == -1
+    assert skinny.as_computed(skinny.keep_a, skinny.keep_b) == (0, -1)
+    tall = guesses(Problem(16384, 64, 16384), H200, 1)[0]
+    assert tall.as_computed(tall.keep_a, tall.keep_b) == (-1, 0)
     assert guesses(Problem(16384, 16384, 64), H200, 1)[0].keep_out == -1

@@ -64,7 +64,7 @@ def random_config(rng: random.Random) -> KernelConfig:
     """A legal config with a few fields changed at random: near the border, where the two sides could differ."""
     changed = rng.sample(list(VALUES), rng.randint(1, 4))
     start = LEGAL_ONE.swapped(cluster_k=rng.choice((1, 2, 3)), store_stages=0) if rng.random() < 0.3 else LEGAL_ONE
-    return start.swapped(**{name: rng.choice(VALUES[name]) for name in changed})
+    return start.swapped(**{name: rng.choice(VALUES[name]) for name in changed}, swap_ab=rng.random() < 0.3)
 
 
 def static_violation(config: KernelConfig, spec: KernelSpec) -> Violation | None:
@@ -77,7 +77,8 @@ def draw(count: int, legal: bool, seed: int) -> list[tuple[KernelSpec, KernelCon
     rng = random.Random(seed)
     found: list[tuple[KernelSpec, KernelConfig]] = []
     while len(found) < count:
-        spec, config = random_spec(rng), random_config(rng)
+        config = random_config(rng)
+        spec = random_spec(rng).seen_by(config)
         if (static_violation(config, spec) is None) is legal:
             found.append((spec, config))
     return found
@@ -136,8 +137,16 @@ def test_illegal_pairs_are_refused() -> None:
     accepted = [(pair, static_violation(pair[1], pair[0])) for pair in pairs if accepts(*pair)]
     assert accepted == []
     rules = {found.rule for spec, config in pairs if (found := static_violation(config, spec))}
-    assert rules >= {"cluster", "cluster_k"}
+    assert rules >= {"cluster", "cluster_k", "swap_ab"}
     assert len(rules) >= 8, "the sample is too narrow to mean anything"
+
+
+@pytest.mark.parametrize("epilogue", ["bias_n+gelu", "silu", "bias_m", "residual"])
+def test_with_a_and_b_swapped_both_sides_refuse_what_is_read_in_pairs(epilogue: str) -> None:
+    config = LEGAL_ONE.swapped(swap_ab=True)
+    spec = KernelSpec.of(Problem(64, 64, 64, epilogue=epilogue)).seen_by(config)
+    legal = illegal_reason(config, spec, H200) is None
+    assert accepts(spec, config) is legal is (epilogue in ("bias_n+gelu", "silu"))
 
 
 def test_an_operand_dtype_that_is_not_built_is_refused() -> None:
@@ -154,8 +163,8 @@ def test_shared_storage_is_what_python_says() -> None:
         lines: list[str] = []
         cluster_k: set[int] = set()
         while len(lines) < 40:
-            spec = random_spec(rng)
             config = random_config(rng).swapped(block_n=block_n, split_n=False)
+            spec = random_spec(rng).seen_by(config)
             if static_violation(config, spec) is not None:
                 continue
             size = shared_storage_bytes(config, spec)

@@ -46,11 +46,11 @@ FAMILIES = [
     (spec(), LARGE.swapped(block_n=192, cluster_m=1, ping_pong=True)),
     (spec(), LARGE.swapped(block_n=128, cluster_m=1, cluster_k=4)),
     (spec(layout="nt"), SMALL.swapped(cluster_n=2, cluster_k=3, store_stages=0)),
+    (spec(), SMALL.swapped(block_n=208, wait_depth=1, store_stages=1, swap_ab=True)),
+    (spec(layout="nt"), LARGE.swapped(block_n=144, store_stages=2, ping_pong=True, stages=4, swap_ab=True)),
 ]
 COPIED = [
     (spec(), SMALL.swapped(block_n=64, stages=12, wait_depth=1, cp_async_stages=4)),
-    (spec(), SMALL.swapped(block_n=208, wait_depth=1, store_stages=1, swap_ab=True)),
-    (spec(layout="nt"), LARGE.swapped(block_n=144, store_stages=2, ping_pong=True, stages=4, swap_ab=True)),
     (spec(layout="tt"), SMALL.swapped(block_n=24, wait_depth=1, store_stages=1, cp_async_stages=2, swap_ab=True)),
     (spec(layout="tt"), SMALL.swapped(block_n=24, wait_depth=1, cluster_k=8, store_stages=0, cp_async_stages=1)),
     (spec("bfloat16"), SMALL.swapped(block_k=256, stages=3, wait_depth=1, cluster_k=2, cp_async_stages=3)),

@@ -122,8 +122,11 @@ def _sources(bundle: Bundle, digest: str) -> str:
         else bundle.source_digest_of(entry)
         for entry in bundle.entries
     )
+    carried = sum("measured_source_digest" in entry.provenance for entry in bundle.entries)
+    same = f" or, {carried} of these, with others that compile to the same machine code" if carried else ""
     others = ", ".join(f"{number} with {other}" for other, number in sorted(found.items()) if other != digest)
-    here = f"kernel sources of this version: {digest}; measured with them: {found[digest]} of {len(bundle.entries)}"
+    those = f"{found[digest]} of {len(bundle.entries)}"
+    here = f"kernel sources of this version: {digest}; measured with them{same}: {those}"
     return f"{here}; {others}" if others else here
 
 

@@ -1,0 +1,99 @@
+"""Entries are carried over to other kernel sources where these compile to the same machine code, and only there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench import restamp
+from bench.machine_code import code_digest, known
+from cupygemm.bundles.bundle import Bundle
+from cupygemm.bundles.in_force import shipped_bundle
+from cupygemm.config import KernelConfig, KernelSpec
+from cupygemm.kernels import compiler
+from cupygemm.kernels.kernel_source import source_digest
+from cupygemm.problem import Problem
+
+CONFIG = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, True, 4, 40, 1, 1)
+OLD = "0123456789abcdef"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """Two entries of the shipped bundle, of which the first was measured with other sources."""
+    shipped = shipped_bundle()
+    first, second = shipped.entries[:2]
+    aged = first.model_copy(update={"provenance": {"source_digest": OLD}})
+    path = tmp_path / "bundle.yaml"
+    path.write_text(shipped.model_copy(update={"entries": [aged, second]}).to_json())
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, bundle: Path, old: restamp.Found, new: restamp.Found) -> Bundle:
+    """What becomes of the bundle where both trees compile its outdated entries to this."""
+    monkeypatch.setattr(restamp, "unpack", lambda commit, folder: None)
+    monkeypatch.setattr(restamp, "codes", lambda tree, entries: [new if tree == restamp.ROOT else old for _ in entries])
+    words = ["abc1234", "--bundle", str(bundle), "-o", str(bundle.with_name("out.yaml"))]
+    done = CliRunner().invoke(restamp.main, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return Bundle.load(bundle.with_name("out.yaml"))
+
+
+def test_the_same_code_is_of_the_sources_at_hand(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
+    entry = Bundle.load(bundle).entries[0]
+    now = source_digest(entry.config)
+    found = run(monkeypatch, bundle, {"sources": OLD, "code": "x"}, {"sources": now, "code": "x"}).entries
+    assert found[0].provenance == {"source_digest": now, restamp.MEASURED_WITH: OLD}
+    assert found[1] == Bundle.load(bundle).entries[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"sources": OLD, "code": "x"}, {"sources": "", "code": "y"}),
+        # Of sources that it was not measured with nothing follows.
+        ({"sources": "another", "code": "x"}, {"sources": "", "code": "x"}),
+        (None, {"sources": "", "code": "x"}),
+    ],
+)
+def test_an_entry_of_other_code_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, bundle: Path, old: restamp.Found, new: restamp.Found
+) -> None:
+    assert run(monkeypatch, bundle, old, new).entries == Bundle.load(bundle).entries
+
+
+def test_sources_that_do_not_know_a_knob_know_configs_without_it() -> None:
+    told = CONFIG.to_dict()
+    assert known({**told, "later": False}) == CONFIG
+    assert known({**told, "later": 3}) is None
+
+
+def test_a_commit_that_there_is_not_is_an_error_in_a_line(bundle: Path, tmp_path: Path) -> None:
+    words = ["no-such-commit", "--bundle", str(bundle), "-o", str(tmp_path / "out.yaml")]
+    done = CliRunner().invoke(restamp.main, words)
+    assert done.exit_code != 0
+    assert "name a commit of this repository" in done.output
+    assert not (tmp_path / "out.yaml").exists()
+
+
+@pytest.mark.nvrtc
+def test_the_digest_is_of_instructions_and_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path))
+    spec = KernelSpec.of(Problem(64, 64, 64))
+
+    def digest(config: KernelConfig) -> str:
+        return code_digest(compiler.compile_kernel(spec, config).cubin.read_bytes())
+
+    assert digest(CONFIG) == digest(CONFIG.swapped(group=8)) != digest(CONFIG.swapped(block_n=32))
+    # As a process of its own, as another commit's package is asked.
+    pair = {"problem": Problem(64, 64, 64).to_dict(), "config": {**CONFIG.to_dict(), "later": 0}}
+    lines = f"{json.dumps(pair)}\n{json.dumps({**pair, 'config': {**CONFIG.to_dict(), 'later': 1}})}\n"
+    done = subprocess.run([sys.executable, restamp.WORKER], input=lines, capture_output=True, text=True, check=True)
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first == {"sources": source_digest(CONFIG), "code": digest(CONFIG)}
+    assert second is None

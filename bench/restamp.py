@@ -2,8 +2,8 @@
 
     python -m bench.restamp 2ae7079 -o cupygemm/bundles/h200.yaml
 
-An entry says with which sources it was measured, and `matmul` says so where they have changed. A change that leaves its
-kernel as it was leaves its times, though. So the kernel is compiled from the sources of a commit and from those at hand,
+An entry says with which sources it was measured, and `matmul` says so where they have changed. What leaves its kernel
+as it was leaves its times, though. So the kernel is compiled from the sources of a commit and from those at hand,
 and where instructions and registers are the same the entry says so: `source_digest` is of the sources at hand, and
 `measured_source_digest` of those that it was measured with. It needs no GPU; NVRTC should be that of the measurements.
 """

@@ -12,6 +12,7 @@ from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
+from cupygemm.search.space import FULL_KNOBS
 
 PER_TILE = 3
 """Guesses of one tile before the next tile's."""
@@ -41,8 +42,8 @@ def guesses(problem: Problem, device: DeviceSpec, most: int) -> list[KernelConfi
 
 
 COLUMNS = (16, 32, 64, 96, 128, 192, 256)
-SWAPPED_COLUMNS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)
-"""Of tiles. With `swap_ab` they are what suits an M that is no power of two."""
+SWAPPED_COLUMNS = next(knob.values for knob in FULL_KNOBS if knob.name == "block_n")
+"""Of tiles. With `swap_ab` they are rows of the result, of which there may be any number."""
 CLUSTERS = (
     (1, 1, 1),
     (2, 1, 1),

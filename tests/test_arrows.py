@@ -133,7 +133,7 @@ ARROWS = {
     "search.choices": "search.space",
     "search.counted": "counters kernel_plan search.runner verify",
     "search.cloning": "search.ppo",
-    "search.guesses": "estimate legality",
+    "search.guesses": "estimate search.space",
     "search.families": "problem",
     "search.features": "estimate",
     "search.forecasting": "forecast search.boosting",

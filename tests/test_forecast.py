@@ -16,7 +16,7 @@ import pytest
 
 from cupygemm.choosing.estimate import Kernels, estimates
 from cupygemm.choosing.fitting import fitted
-from cupygemm.choosing.forecast import LEAST, MARGIN, Forecast, Prediction, shipped_forecast
+from cupygemm.choosing.forecast import LEAST, MARGIN, Forecast, Prediction, never, shipped_forecast
 from cupygemm.choosing.forecast_features import KERNEL_FEATURES, kernel_features
 from cupygemm.choosing.trees import Trees
 from cupygemm.config import KernelSpec
@@ -242,3 +242,11 @@ def test_configs_are_those_that_suit_the_problem() -> None:
     found = forecast.predict(problem, H200)
     assert found is not None
     assert found.config in [fitted(kernel, problem, H200) for kernel in forecast.kernels]
+
+
+@pytest.mark.parametrize("problem", [Problem(47, 1012, 525, layout="nt"), Problem(47, 1016, 525, layout="nt")], ids=str)
+def test_no_candidate_is_a_kernel_that_is_never_legal(problem: Problem) -> None:
+    kernels = shipped_forecast().kernels
+    legal = [fitted(kernel, problem, H200) is not None for kernel in kernels]
+    assert list(never(problem, Kernels.of(kernels, H200)) == 0) == legal
+    assert all(legal) is KernelSpec.of(problem).out_aligned

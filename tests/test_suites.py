@@ -18,7 +18,7 @@ def shapes(name: str) -> list[str]:
 
 def test_the_names_are_those_that_results_are_filed_under() -> None:
     promised = {"headline", "squares", "short_k", "ragged", "layouts", "small", "splitk", "skinny", "grid_sample"}
-    assert set(SUITES) == promised | {"batched", "fused", "recorded"}
+    assert set(SUITES) == promised | {"tokens", "batched", "fused", "recorded"}
 
 
 @pytest.mark.parametrize("name", SUITES)

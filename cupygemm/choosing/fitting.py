@@ -26,6 +26,8 @@ def fitted(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -> Kernel
     it is another kernel, which is compiled for itself.
     """
     spec = KernelSpec.of(problem)
+    if kernel.swap_ab and not spec.out_aligned:
+        return None
     told = told_at_launch(kernel if spec.out_aligned else kernel.swapped(store_stages=0), problem, device)
     for stages in range(told.stages, LEAST_STAGES - 1, -1):
         config = told.swapped(stages=stages, cp_async_stages=min(told.cp_async_stages, stages))

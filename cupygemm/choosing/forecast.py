@@ -1,7 +1,7 @@
 """What a product that nobody has tuned can be expected to take: with each kernel of a portfolio, and with cuBLAS.
 
 A `Forecast` is learnt offline from a survey (search/forecasting.py) and shipped as plain arrays; to ask it takes NumPy
-and less than a millisecond. Two ways of asking are averaged, times of both kernels and their ratio by itself; where
+and about a millisecond. Two ways of asking are averaged, times of both kernels and their ratio by itself; where
 they disagree about which is faster, cuBLAS it is.
 """
 
@@ -30,7 +30,7 @@ from cupygemm.choosing.forecast_features import (
     problem_features,
 )
 from cupygemm.choosing.trees import Floats, Trees
-from cupygemm.config import KernelConfig
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import OPERAND_DTYPES
 from cupygemm.epilogue import NONE
@@ -39,7 +39,7 @@ from cupygemm.problem import Problem
 
 SCHEMA = "cupygemm.forecast/1"
 PARTS = ("own", "ratio", "cublas")
-CANDIDATES = 12
+CANDIDATES = 10
 """Kernels with the least estimates, which the trees are asked about."""
 MARGIN = 1.025
 """By which an own kernel must be expected to be faster, at the mean of both ways of asking."""
@@ -124,7 +124,7 @@ class Forecast:
         if columns is None:
             columns = self._columns.setdefault(device, Kernels.of(self.kernels, device))
         found = estimates(problem, columns, device)
-        chosen = np.argsort(found.us, kind="stable")[:CANDIDATES]
+        chosen = np.argsort(found.us + never(problem, columns), kind="stable")[:CANDIDATES]
         wide = wide_features(problem, columns, found, chosen)
         own, cublas = self.logarithms(problem, found, chosen, wide)
         apart, together = cublas - own, self.ratio(wide)
@@ -177,6 +177,12 @@ class Forecast:
             raise
         except (BadZipFile, CupygemmError, EOFError, KeyError, TypeError, ValueError) as error:
             raise BundleError(f"{path}: no forecast: {error}: install cupygemm again") from error
+
+
+def never(problem: Problem, columns: Kernels) -> Column:
+    """Infinity for kernels that no stages make legal, else 0: with A and B swapped TMA has to store."""
+    swapped = columns.fields["swap_ab"] > 0
+    return np.where(swapped & (not KernelSpec.of(problem).out_aligned), np.inf, 0.0)
 
 
 def wide_features(problem: Problem, columns: Kernels, found: Estimate[Column], chosen: Sequence[int] | Any) -> Floats:

@@ -42,6 +42,10 @@ CHOSEN = (
     "copied, n of 24, direct",
     "copied, two consumers, two steps of rows",
     "copied, K in two shares, staged",
+    "A and B swapped",
+    "swapped, ping-pong, cluster 2x1",
+    "swapped, K in two shares",
+    "swapped, copied, n of 8",
 )
 """Of `CONFIGS`: one for each way from the operands to the result."""
 CONFIGS_A_SPEC = 3

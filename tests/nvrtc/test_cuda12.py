@@ -41,6 +41,8 @@ FAMILIES: list[tuple[Problem, KernelConfig]] = [
     (Problem.from_dict({**BF16.to_dict(), "layout": "nt"}), CONFIG.swapped(ping_pong=True, cluster_m=2)),
     (Problem.from_dict({**BF16.to_dict(), "layout": "tn"}), CONFIG.swapped(ping_pong=True, block_n=192)),
     (Problem.from_dict({**BF16.to_dict(), "layout": "tt", "out_dtype": "float32"}), CONFIG.swapped(store_stages=2)),
+    (BF16, CONFIG.swapped(block_m=64, block_n=208, consumers=1, cluster_k=2, swap_ab=True)),
+    (Problem(2048, 2048, 4096, layout="nt"), CONFIG.swapped(ping_pong=True, swap_ab=True)),
     (F16, CONFIG.swapped(cp_async_stages=2)),
     (
         Problem(64, 64, 4096, layout="nt"),

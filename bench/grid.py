@@ -33,7 +33,7 @@ from bench.rows import over_cublas
 from bench.steps import Steps, proven
 from bench.timed_steps import Failures, fastest, keep, legal, measured, problems_of, ready
 from cupygemm.bundles.bundle import Bundle
-from cupygemm.config import MMA_M, KernelConfig, KernelSpec
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.kernels.ahead import compile_ahead
 from cupygemm.measurement import Status
@@ -246,7 +246,7 @@ def beforehand(problem: Problem, known: Sequence[Best], started: Sequence[Kernel
         suggestions(problem, H200, SUGGESTED),
         steps,
         guesses(problem, H200, BEFOREHAND),
-        [mirrored(config) for config in by_turns(started, alike, steps)],
+        [config.mirrored() for config in by_turns(started, alike, steps)],
     )
     return {named(config): config for config in islice(legal(problem, [*started, *orders]), BEFOREHAND)}
 
@@ -267,44 +267,26 @@ def untried(problem: Problem, tried: Steps, ranked: Sequence[str]) -> Steps:
 def neighbours(parent: KernelConfig) -> tuple[KernelConfig, ...]:
     """Configs a step in one knob away, legal or not: by turns the same kernel told otherwise, and another kernel.
 
-    A step is to the next value below or above, or to any that is no size or count. Those come last that differ in what
-    hardly matters.
+    A step is to the next value below or above, or to any that is no size or count; to swap A and B is to compute the same
+    tiles. Those come last that differ in what hardly matters.
     """
     told: list[KernelConfig] = []
     others: list[KernelConfig] = []
     hardly: list[KernelConfig] = []
     compiled = parent.compiled()
     for knob in FULL_KNOBS:
+        if knob.name == "swap_ab":
+            others.insert(0, parent.mirrored())
+            continue
         here = getattr(parent, knob.name)
         if knob.ordered:
             below, above = [each for each in knob.values if each < here], [each for each in knob.values if each > here]
             values = [*below[-1:], *above[:1]]
         else:
             values = [each for each in knob.values if each != here]
-        if knob.name == "swap_ab":
-            others.insert(0, mirrored(parent))
-            continue
         kind = hardly if knob.name in HARDLY_MATTERS else others if knob.name in compiled else told
         kind += [parent.swapped(**{knob.name: value}) for value in values]
     return by_turns(told, [*others, *hardly])
-
-
-def mirrored(config: KernelConfig) -> KernelConfig:
-    """The config that computes the same tiles with A and B swapped, legal or not."""
-    c = config
-    rows_allow = c.split_n or c.ping_pong or c.block_n % (MMA_M * c.consumers) == 0
-    return c.swapped(
-        swap_ab=not c.swap_ab,
-        block_m=c.block_n,
-        block_n=c.block_m,
-        consumers=c.consumers if rows_allow else 1,
-        cluster_m=c.cluster_n,
-        cluster_n=c.cluster_m,
-        raster_along_n=not c.raster_along_n,
-        keep_a=c.keep_b,
-        keep_b=c.keep_a,
-        store_stages=max(1, c.store_stages),
-    )
 
 
 def named(config: KernelConfig) -> str:

@@ -1,8 +1,8 @@
 """What kernels come to: a digest of the machine code of each problem and config on standard input, a JSON line each.
 
-    PYTHONPATH=CHECKOUT python bench/machine_code.py < pairs.jsonl
+    python -m bench.machine_code < pairs.jsonl
 
-It imports nothing but cupygemm, so that it can be run with the package of another commit (bench/restamp.py).
+It imports nothing but cupygemm: with PYTHONPATH it says what the package of another commit makes (bench/restamp.py).
 """
 
 from __future__ import annotations
@@ -19,29 +19,46 @@ from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.kernels.compiler import compile_kernel, source_digest
 from cupygemm.problem import Problem
 
-CODE = ".text."
-"""What the names of sections with instructions begin with."""
+NOBITS = 8
+"""The type of sections that take no place in the file."""
+LOADED = (".text", ".nv.info", ".nv.constant0", ".nv.constant2", ".nv.constant3", ".rela.text")
+"""What the names of sections begin with that make a kernel: instructions, constants, and in .nv.info registers, stack,
+threads and clusters. Bank 4 has addresses of globals, of which ours are constants that are folded into instructions."""
+WITH_SYMBOL = {0x0A, 0x11, 0x12, 0x2F}
+"""Attributes of .nv.info that begin with the number of a symbol (PARAM_CBANK, FRAME_SIZE, MIN_STACK_SIZE, REGCOUNT)."""
 
 
 def code_digest(cubin: bytes) -> str:
-    """SHA-256 over the instructions of an ELF file of 64 bits, and what its sections say of registers."""
+    """SHA-256 over what makes the kernel of an ELF file of 64 bits with one, but for its name and symbols' numbers."""
     digest = hashlib.sha256()
-    for name, info, code in _sections(cubin):
-        if name.startswith(CODE):
-            digest.update(struct.pack("<IQ", info, len(code)) + code)
+    for name, contents in sorted(_sections(cubin)):
+        kind = next((each for each in LOADED if name.startswith(each)), None)
+        if kind is not None:
+            told = b"".join(_attributes(contents)) if kind == ".nv.info" else contents
+            digest.update(kind.encode() + struct.pack("<Q", len(told)) + told)
     return digest.hexdigest()
 
 
-def _sections(elf: bytes) -> Iterator[tuple[str, int, bytes]]:
-    """Name, sh_info and contents of each section (System V ABI, "Sections")."""
+def _attributes(contents: bytes) -> Iterator[bytes]:
+    """Each attribute of a section .nv.info, without a symbol's number: format, attribute, two bytes, and so many more."""
+    at = 0
+    while at < len(contents):
+        form, attribute, value = struct.unpack_from("<BBH", contents, at)
+        longer = value if form == 4 else 0
+        skipped = 4 if attribute in WITH_SYMBOL and longer else 0
+        yield contents[at : at + 4] + contents[at + 4 + skipped : at + 4 + longer]
+        at += 4 + longer
+
+
+def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and contents of each section (System V ABI, "Sections")."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, of_names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
     names = headers[of_names][4]
-    for at, kind, _, _, offset, length, _, info, _, _ in headers:
+    for at, kind, _, _, offset, length, _, _, _, _ in headers:
         end = elf.index(b"\0", names + at)
-        nothing = 8  # SHT_NOBITS
-        yield elf[names + at : end].decode(), info, b"" if kind == nothing else elf[offset : offset + length]
+        yield elf[names + at : end].decode(), b"" if kind == NOBITS else elf[offset : offset + length]
 
 
 def known(config: dict[str, Any]) -> KernelConfig | None:

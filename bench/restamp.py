@@ -98,7 +98,8 @@ def codes(tree: Path, entries: Sequence[Entry]) -> list[Found]:
         [sys.executable, WORKER], input=lines, env=environment, cwd=tree, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise FileError(f"{tree}: {done.stderr.strip().splitlines()[-1]}: name a commit that compiles these kernels")
+        last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        raise FileError(f"{tree}: {last[0]}: name a commit that compiles these kernels")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

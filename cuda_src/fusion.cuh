@@ -27,7 +27,7 @@ struct Fusion {
     static constexpr int OUT_BYTES = dtype_bytes(SPEC.out_dtype);
 
     // Two elements of the result's dtype from `index` on. Where rows of the result are aligned, n is even, and the launch
-    // has seen to it that bias and residual are aligned to pairs.
+    // has seen to it that bias and residual are aligned to pairs. (Where it is stored transposed nothing is read so.)
     __device__ __forceinline__ static float2 pair_at(const uint8_t* matrix, int64_t index, int to_second) {
         const uint8_t* at = matrix + index * OUT_BYTES;
         if constexpr (SPEC.out_dtype == DType::float32) {

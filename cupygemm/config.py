@@ -39,7 +39,7 @@ AT_LAUNCH = {"compiled": False}
 OF_SPEC = {"in_struct": False}
 """Metadata of the field that the kernel is told as part of its spec (`KernelSpec.seen_by`)."""
 MOST_STORED_ROWS = 104
-"""Of the result, in one TMA store with `swap_ab`: what divides 208 and, as 80 to 104 do, most wide tiles."""
+"""Of the result, in one TMA store with `swap_ab`: half of 208."""
 OF_PAGE = {"in_struct": False}
 """Metadata of the fields that choose the page of cuda_src, and are an argument of its own template."""
 CP_ASYNC_PRODUCER_REGISTERS = 40
@@ -261,6 +261,22 @@ class KernelConfig:
     def as_computed(self, of_m: T, of_n: T) -> tuple[T, T]:
         """What a kernel takes for M's and for N's, of a problem's, and back: with `swap_ab` they are exchanged."""
         return (of_n, of_m) if self.swap_ab else (of_m, of_n)
+
+    def mirrored(self) -> Self:
+        """The config, legal or not, that computes the same tiles the other way: with A and B swapped, or without."""
+        as_many = self.split_n or self.ping_pong or self.block_n % (MMA_M * self.consumers) == 0
+        return self.swapped(
+            swap_ab=not self.swap_ab,
+            block_m=self.block_n,
+            block_n=self.block_m,
+            consumers=self.consumers if as_many else 1,
+            cluster_m=self.cluster_n,
+            cluster_n=self.cluster_m,
+            raster_along_n=not self.raster_along_n,
+            keep_a=self.keep_b,
+            keep_b=self.keep_a,
+            store_stages=max(1, self.store_stages),
+        )
 
     def swapped(self, **changes: Any) -> Self:
         """A copy with some fields changed."""

@@ -195,6 +195,9 @@ class SearchSpace:
     def neighbours(self, config: KernelConfig, any_value: bool = False) -> list[KernelConfig]:
         """Legal configs that differ in one knob: by one step where it is ordered, by any value where it is not.
 
+        To swap A and B by itself would make 208x64 of the result of tiles of 64x208: with that knob others are exchanged,
+        so that tiles stay what they are (`KernelConfig.mirrored`).
+
         Args:
             config: of the space.
             any_value: by any value where it is ordered, too.
@@ -202,6 +205,9 @@ class SearchSpace:
         indices = self.encode(config)
         found = []
         for position, knob in enumerate(self.knobs):
+            if knob.name == "swap_ab":
+                found += [mirror for mirror in [config.mirrored()] if self.is_legal(mirror)]
+                continue
             here = indices[position]
             others = (here - 1, here + 1) if knob.ordered and not any_value else range(len(knob.values))
             for other in others:
@@ -259,10 +265,8 @@ def completed(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
 
 FULL_KNOBS = (
     Knob("block_m", (64, 128, 192, 256)),
-    # Among them what 72, 100, 200 and 300 rows come to, as columns.
-    Knob(
-        "block_n", (8, 16, 24, 32, 48, 64, 72, 80, 96, 104, 112, 128, 144, 152, 160, 176, 192, 200, 208, 224, 240, 256)
-    ),
+    # Among them what 72, 100 and 200 rows come to, as columns.
+    Knob("block_n", (8, 16, 24, 32, 48, 64, 72, 80, 96, 104, 112, 128, 144, 160, 176, 192, 200, 208, 224, 240, 256)),
     Knob("block_k", (64, 128)),
     Knob("stages", tuple(range(2, 13))),
     Knob("consumers", (1, 2, 3)),

@@ -30,7 +30,7 @@ BARREN_ASKS = 25
 """Asks in a row without a new config after which a strategy has nothing more to say."""
 
 Timed = tuple[KernelConfig, Measurement]
-_KIND = attrgetter("block_m", "block_n", "ping_pong", "cluster_k")
+_KIND = attrgetter("block_m", "block_n", "ping_pong", "cluster_k", "swap_ab")
 
 
 @dataclass(frozen=True)

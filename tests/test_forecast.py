@@ -16,7 +16,7 @@ import pytest
 
 from cupygemm.choosing.estimate import Kernels, estimates
 from cupygemm.choosing.fitting import fitted
-from cupygemm.choosing.forecast import LEAST, MARGIN, Forecast, Prediction, never, shipped_forecast
+from cupygemm.choosing.forecast import LEAST, MARGIN, SURVEYED_WITH, Forecast, Prediction, never, shipped_forecast
 from cupygemm.choosing.forecast_features import KERNEL_FEATURES, kernel_features
 from cupygemm.choosing.trees import Trees
 from cupygemm.config import KernelSpec
@@ -85,17 +85,19 @@ def test_another_gpu_is_remarked_upon() -> None:
 
 def test_other_kernel_sources_are_remarked_upon() -> None:
     forecast = shipped_forecast()
-    surveyed = forecast.provenance["survey"]["source_digest"]
-    assert forecast.outdated(surveyed) is None
-    remark = f"surveyed with other kernel sources ({surveyed}, now {'0' * 16}): times may be others now"
-    assert forecast.outdated("0" * 16) == remark
+    surveyed = [forecast.provenance["survey"][name] for name in SURVEYED_WITH]
+    assert forecast.outdated(*surveyed) is None
+    for index, digest in enumerate(surveyed):
+        changed = [*surveyed[:index], "0" * 16, *surveyed[index + 1 :]]
+        remark = f"surveyed with other kernel sources ({digest}, now {'0' * 16}): times may be others now"
+        assert forecast.outdated(*changed) == remark
 
 
 @pytest.mark.parametrize("provenance", [{}, {"source_digest": "0" * 16}, {"survey": {"commit": "a5edca5"}}])
 def test_a_survey_of_unknown_kernel_sources_is_remarked_upon(provenance: dict[str, Any]) -> None:
     # The digest beside the survey's is of the sources at which it was learnt from.
     forecast = replace(shipped_forecast(), provenance=provenance)
-    assert forecast.outdated("0" * 16) == "surveyed with kernel sources that it does not name"
+    assert forecast.outdated("0" * 16, "0" * 16) == "surveyed with kernel sources that it does not name"
 
 
 def test_a_prediction_takes_little_time() -> None:
@@ -148,7 +150,7 @@ def damaged(change: Callable[[dict[str, Any]], None], path: Path) -> Path:
         (lambda kept: kept.update(ratio_leaves=kept["ratio_leaves"] * np.nan), "finite"),
         (lambda kept: kept.update(cublas_thresholds=kept["cublas_thresholds"][:, :3]), "thresholds"),
         (lambda kept: kept.update(told=np.array("{}")), "schema"),
-        (lambda kept: kept.update(told=np.array('{"schema": "other"}')), "legal is cupygemm.forecast/1"),
+        (lambda kept: kept.update(told=np.array('{"schema": "other"}')), "legal is cupygemm.forecast/2"),
         (lambda kept: kept.update(told=np.array({"a": 1}, dtype=object)), "no forecast"),
     ],
 )

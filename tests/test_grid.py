@@ -72,7 +72,7 @@ def test_neighbours_of_the_two_fastest_are_told_otherwise_and_other_kernels(surv
         parents = [tried[name] for name in ranked[: grid.PARENTS]]
         for config in new.values():
             assert illegal_reason(config, KernelSpec.of(problem), H200) is None
-            assert any(config == grid.mirrored(each) or len(_differing(config, each)) == 1 for each in parents)
+            assert any(config == each.mirrored() or len(_differing(config, each)) == 1 for each in parents)
         told = [config for config in new.values() if any(config.compiled() == each.compiled() for each in parents)]
         assert grid.NEIGHBOURS / 4 <= len(told) <= 3 * grid.NEIGHBOURS / 4
 
@@ -88,21 +88,11 @@ def test_of_other_kernels_those_come_last_that_hardly_matter() -> None:
 def test_a_step_is_in_one_knob_also_where_a_value_is_none_of_its_knob() -> None:
     parent = SQUARE.swapped(prefetch=12, group=3)
     found = grid.neighbours(parent)
-    found = [each for each in found if each != grid.mirrored(parent)]
+    found = [each for each in found if each != parent.mirrored()]
     assert all(len(_differing(each, parent)) == 1 for each in found)
     assert {each.prefetch for each in found} == {8, 12}
     assert {each.group for each in found} == {2, 3, 4}
     assert {each.raster_along_n for each in found} == {True, False}
-
-
-def test_what_is_mirrored_computes_the_same_tiles_and_comes_back() -> None:
-    wide = SQUARE.swapped(block_m=64, block_n=192, consumers=1, cluster_n=2, keep_a=1, keep_b=-1)
-    other = grid.mirrored(wide)
-    assert other.swap_ab
-    assert other.as_computed(other.block_m, other.block_n) == (64, 192)
-    assert other.as_computed(other.keep_a, other.keep_b) == (1, -1)
-    assert other.as_computed(other.cluster_m, other.cluster_n) == (1, 2)
-    assert grid.mirrored(other) == wide
 
 
 def test_a_name_tells_a_config_from_all_that_are_tried_and_what_runs(surveyed: list[Best]) -> None:

@@ -82,18 +82,41 @@ def test_a_commit_that_there_is_not_is_an_error_in_a_line(bundle: Path, tmp_path
 
 
 @pytest.mark.nvrtc
-def test_the_digest_is_of_instructions_and_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_is_of_all_that_is_loaded() -> None:
+    """The same instructions with other registers, threads, clusters and constants are other code; a name is not."""
+
+    def digest(attributes: str, name: str = "kernel", constant: str = "1") -> str:
+        program = f"""
+__constant__ int table[2] = {{{constant}, 2}};
+template <int> __global__ void {attributes} {name}(int* out) {{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    out[threadIdx.x] = table[out[0] & 1];
+}}"""
+        return code_digest(compiler.compile_program(f"{name}<0>", {}, program).cubin)
+
+    plain = digest("__launch_bounds__(256, 1)")
+    assert plain == digest("__launch_bounds__(256, 1)", name="another_kernel")
+    others = [
+        digest("__launch_bounds__(384, 1)"),
+        digest("__launch_bounds__(512, 1)"),
+        digest("__launch_bounds__(256, 1) __cluster_dims__(2, 1, 1)"),
+        digest("__launch_bounds__(256, 1) __cluster_dims__(4, 1, 1)"),
+        digest("__launch_bounds__(256, 1)", constant="3"),
+    ]
+    assert len({plain, *others}) == 6
+
+
+@pytest.mark.nvrtc
+def test_the_worker_is_told_of_kernels_and_says_what_they_come_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process of its own, as another commit's package is asked."""
     monkeypatch.setenv("CUPYGEMM_CACHE_DIR", str(tmp_path))
-    spec = KernelSpec.of(Problem(64, 64, 64))
-
-    def digest(config: KernelConfig) -> str:
-        return code_digest(compiler.compile_kernel(spec, config).cubin.read_bytes())
-
-    assert digest(CONFIG) == digest(CONFIG.swapped(group=8)) != digest(CONFIG.swapped(block_n=32))
-    # As a process of its own, as another commit's package is asked.
-    pair = {"problem": Problem(64, 64, 64).to_dict(), "config": {**CONFIG.to_dict(), "later": 0}}
+    problem = Problem(64, 64, 64)
+    cubin = compiler.compile_kernel(KernelSpec.of(problem), CONFIG).cubin
+    pair = {"problem": problem.to_dict(), "config": {**CONFIG.to_dict(), "later": 0}}
     lines = f"{json.dumps(pair)}\n{json.dumps({**pair, 'config': {**CONFIG.to_dict(), 'later': 1}})}\n"
     done = subprocess.run([sys.executable, restamp.WORKER], input=lines, capture_output=True, text=True, check=True)
     first, second = map(json.loads, done.stdout.splitlines())
-    assert first == {"sources": source_digest(CONFIG), "code": digest(CONFIG)}
+    assert first == {"sources": source_digest(CONFIG), "code": code_digest(cubin.read_bytes())}
     assert second is None

@@ -103,6 +103,16 @@ def test_columns_of_an_operand_by_rows_are_divided_at_slabs() -> None:
     assert "mn-major" in (legal["tn"] or "")
 
 
+def test_what_is_mirrored_computes_the_same_tiles_and_comes_back() -> None:
+    wide = WIDE.swapped(block_n=192, cluster_m=1, cluster_n=2, keep_a=1, keep_b=-1, swap_ab=False)
+    other = wide.mirrored()
+    assert other.swap_ab
+    assert other.as_computed(other.block_m, other.block_n) == (64, 192)
+    assert other.as_computed(other.keep_a, other.keep_b) == (1, -1)
+    assert other.as_computed(other.cluster_m, other.cluster_n) == (1, 2)
+    assert other.mirrored() == wide
+
+
 # What is expected of it
 
 

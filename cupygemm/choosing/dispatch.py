@@ -257,7 +257,8 @@ class Dispatcher:
         if prediction is not None:
             # cuBLAS with these very operands was compared before they were copied.
             figure = f"{prediction.own_us:.1f} µs" if copied else f"{prediction.speedup:.2f} times as fast as cuBLAS"
-            why.append(f"predicted {figure}{self._unseen.remarks(device)}")
+            without = "" if problem.epilogue == NONE else ", without the epilogue"
+            why.append(f"predicted {figure}{without}{self._unseen.remarks(device)}")
             if copied or prediction.is_faster:
                 try:
                     return Choice("own", "; ".join(why), problem, prediction.config), make(prediction.config)

@@ -54,5 +54,5 @@ def told_at_launch(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -
         keep_a=-1 if streams_a and not streams_b else 0,
         keep_b=-1 if streams_b and not streams_a else 0,
         keep_out=-1 if kernel.store_stages and not copies and 2 * written > device.l2_bytes else 0,
-        prefetch=PREFETCHED if problem.m <= kernel.block_m * kernel.cluster_m and not (streams_a or copies) else 0,
+        prefetch=PREFETCHED if m <= kernel.block_m * kernel.cluster_m and not (streams_a or copies) else 0,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -33,12 +33,14 @@ from cupygemm.choosing.trees import Floats, Trees
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import OPERAND_DTYPES
-from cupygemm.epilogue import NONE
+from cupygemm.epilogue import NONE, Epilogue
 from cupygemm.errors import BundleError, CupygemmError
 from cupygemm.problem import Problem
 
-SCHEMA = "cupygemm.forecast/1"
+SCHEMA = "cupygemm.forecast/2"
 PARTS = ("own", "ratio", "cublas")
+SURVEYED_WITH = ("source_digest", "cp_async_source_digest")
+"""Of the survey's provenance."""
 CANDIDATES = 10
 """Kernels with the least estimates, which the trees are asked about."""
 MARGIN = 1.025
@@ -90,8 +92,8 @@ class Forecast:
     _columns: dict[DeviceSpec, Kernels] = field(default_factory=dict)
 
     def covers(self, problem: Problem, device: DeviceSpec) -> bool:
-        """Whether anything like it was surveyed: plain products whose result is as narrow as their operands."""
-        plain = problem.batch == 1 and problem.epilogue == NONE and problem.scales == NONE
+        """Whether anything like it was surveyed: products of two matrices with a result as narrow as they are."""
+        plain = problem.batch == 1 and problem.scales == NONE
         dtypes = problem.a_dtype == problem.b_dtype == problem.out_dtype and problem.a_dtype in OPERAND_DTYPES
         return plain and dtypes and device.is_hopper
 
@@ -101,18 +103,26 @@ class Forecast:
         same = (known.name, known.sm_count) == (device.name, device.sm_count)
         return None if same else f"surveyed on {known.name} ({known.sm_count} SMs), not on {device.name}"
 
-    def outdated(self, source_digest: str) -> str | None:
-        """A remark where the survey was of other kernel sources than these, or does not say of which."""
+    def outdated(self, *digests: str) -> str | None:
+        """A remark where the survey was of other kernel sources than these, or does not say of which.
+
+        Args:
+            digests: of the pages that have its kernels, in the order of `SURVEYED_WITH`.
+        """
         survey = self.provenance.get("survey")
-        theirs = survey.get("source_digest") if isinstance(survey, dict) else None
-        if theirs == source_digest:
-            return None
-        if not isinstance(theirs, str):
-            return "surveyed with kernel sources that it does not name"
-        return f"surveyed with other kernel sources ({theirs[:16]}, now {source_digest[:16]}): times may be others now"
+        for name, ours in zip(SURVEYED_WITH, digests, strict=True):
+            theirs = survey.get(name) if isinstance(survey, dict) else None
+            if not isinstance(theirs, str):
+                return "surveyed with kernel sources that it does not name"
+            if theirs != ours:
+                return f"surveyed with other kernel sources ({theirs[:16]}, now {ours[:16]}): times may be others now"
+        return None
 
     def predict(self, problem: Problem, device: DeviceSpec) -> Prediction | None:
         """What is expected of a problem; None where no kernel is legal for it or it is of no kind that was surveyed.
+
+        Of a product with an epilogue the times are those without it. In the kernel it costs less than the further kernel
+        that cuBLAS needs (docs/variants.md), so that what is faster without one is faster with it.
 
         Args:
             problem: with operands that TMA can read, or copies of them; `cublas_us` is of those without gaps.
@@ -120,13 +130,14 @@ class Forecast:
         """
         if not self.covers(problem, device):
             return None
+        plain = replace(problem, epilogue=NONE)
         columns = self._columns.get(device)
         if columns is None:
             columns = self._columns.setdefault(device, Kernels.of(self.kernels, device))
-        found = estimates(problem, columns, device)
+        found = estimates(plain, columns, device)
         chosen = np.argsort(found.us + never(problem, columns), kind="stable")[:CANDIDATES]
-        wide = wide_features(problem, columns, found, chosen)
-        own, cublas = self.logarithms(problem, found, chosen, wide)
+        wide = wide_features(plain, columns, found, chosen)
+        own, cublas = self.logarithms(plain, found, chosen, wide)
         apart, together = cublas - own, self.ratio(wide)
         for index in np.argsort(-(apart + together), kind="stable"):
             config = fitted(self.kernels[chosen[index]], problem, device)
@@ -180,9 +191,11 @@ class Forecast:
 
 
 def never(problem: Problem, columns: Kernels) -> Column:
-    """Infinity for kernels that no stages make legal, else 0: with A and B swapped TMA has to store."""
-    swapped = columns.fields["swap_ab"] > 0
-    return np.where(swapped & (not KernelSpec.of(problem).out_aligned), np.inf, 0.0)
+    """Infinity for kernels that no stages make legal, else 0: with A and B swapped TMA stores, and little is added."""
+    spec = KernelSpec.of(problem)
+    epilogue = Epilogue.parse(spec.epilogue)
+    swaps = spec.out_aligned and not epilogue.residual and epilogue.bias != "m"
+    return np.where((columns.fields["swap_ab"] > 0) & (not swaps), np.inf, 0.0)
 
 
 def wide_features(problem: Problem, columns: Kernels, found: Estimate[Column], chosen: Sequence[int] | Any) -> Floats:

@@ -9,7 +9,7 @@ from cupygemm import settings
 from cupygemm.choosing.forecast import Forecast, Prediction, shipped_forecast
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import BundleError
-from cupygemm.kernels.kernel_source import source_digest
+from cupygemm.kernels.kernel_source import cp_async_source_digest, source_digest
 from cupygemm.problem import Problem
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class UnseenShapes:
     @staticmethod
     def _remarks(forecast: Forecast, device: DeviceSpec) -> list[tuple[str, int]]:
         """Each with the level at which it is logged."""
-        found = (forecast.elsewhere(device), logging.WARNING), (forecast.outdated(source_digest()), logging.DEBUG)
+        outdated = forecast.outdated(source_digest(), cp_async_source_digest())
+        found = (forecast.elsewhere(device), logging.WARNING), (outdated, logging.DEBUG)
         return [(remark, level) for remark, level in found if remark is not None]
 
     def _forecast(self) -> Forecast | None:

@@ -12,6 +12,7 @@ from cupygemm.choosing.forecast import shipped_forecast
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import BundleError, SettingError
 from cupygemm.kernels import compiler
+from cupygemm.kernels.kernel_source import cp_async_source_digest
 from cupygemm.machine.checks import Check, State
 from cupygemm.text import count, one_line
 
@@ -44,7 +45,7 @@ def check_forecast(specs: Sequence[DeviceSpec]) -> Iterator[Check]:
         yield Check(name, State.PROBLEM, one_line(error), "install cupygemm anew; until then cuBLAS runs such shapes")
         return
     elsewhere = list(dict.fromkeys(remark for spec in specs if (remark := forecast.elsewhere(spec)) is not None))
-    outdated = forecast.outdated(compiler.source_digest())
+    outdated = forecast.outdated(compiler.source_digest(), cp_async_source_digest())
     found = ", ".join(["asked for shapes that no bundle has", *elsewhere, *([outdated] if outdated else [])])
     remedy = "cupygemm tune measures a shape that matters" if elsewhere or outdated else ""
     # Other sources are nothing that its user could mend, as with the shipped bundle.

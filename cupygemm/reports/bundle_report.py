@@ -122,7 +122,10 @@ def _sources(bundle: Bundle, digest: str) -> str:
         else bundle.source_digest_of(entry)
         for entry in bundle.entries
     )
-    carried = sum("measured_source_digest" in entry.provenance for entry in bundle.entries)
+    carried = sum(
+        "measured_source_digest" in entry.provenance and bundle.outdated(entry, source_digest(entry.config)) is None
+        for entry in bundle.entries
+    )
     same = f" or, {carried} of these, with others that compile to the same machine code" if carried else ""
     others = ", ".join(f"{number} with {other}" for other, number in sorted(found.items()) if other != digest)
     those = f"{found[digest]} of {len(bundle.entries)}"

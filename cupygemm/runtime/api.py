@@ -44,7 +44,7 @@ def matmul(
 
     An own kernel runs when the product is one of two float16 or bfloat16 matrices, or of two stacks of them, on a
     Hopper GPU, and a bundle in force (the shipped one, and see `use`) has a config for it which was not measured to be
-    slower than cuBLAS, or, where none has one for a plain product, the forecast that ships expects one to be faster;
+    slower than cuBLAS, or, where none has one for two matrices, the forecast that ships expects one to be faster;
     for stacks there is always a config, if only one chosen by size. Operands that TMA cannot read in place are copied
     where that is expected to pay. An operand of one axis is a row or a column, a stack of matrices times one matrix is
     one product where its rows are equally far apart, and a stack that is broadcast is not copied. Everything else is

@@ -85,6 +85,9 @@ CONFIGS = {
     "swapped, columns split": LARGE.swapped(block_m=64, split_n=True, cluster_m=1, swap_ab=True),
     "swapped, K in two shares": LARGE.swapped(block_n=176, cluster_m=1, cluster_k=2, stages=3, swap_ab=True),
     "swapped, copied, n of 8": SMALL.swapped(block_n=8, cp_async_stages=2, swap_ab=True),
+    "swapped, copied, two steps of rows": LARGE.swapped(
+        block_m=256, block_n=112, cluster_m=1, stages=2, cp_async_stages=2, swap_ab=True
+    ),
     "swapped, copied, K in three shares": LARGE.swapped(
         block_n=120, cluster_m=1, cluster_k=3, cp_async_stages=1, swap_ab=True
     ),
@@ -130,6 +133,7 @@ STACKED = (
     "copied, K in eight shares",
     "A and B swapped",
     "swapped, copied, n of 8",
+    "swapped, copied, two steps of rows",
 )
 """One config for each way in which a kernel reaches the matrices of a stack."""
 FUSED = (
@@ -141,6 +145,7 @@ FUSED = (
     "one stage copied",
     "copied, n of 24, direct",
     "A and B swapped",
+    "swapped, copied, two steps of rows",
     "swapped, copied, K in three shares",
 )
 """One for each way from the accumulators to the result."""

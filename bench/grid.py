@@ -267,8 +267,8 @@ def untried(problem: Problem, tried: Steps, ranked: Sequence[str]) -> Steps:
 def neighbours(parent: KernelConfig) -> tuple[KernelConfig, ...]:
     """Configs a step in one knob away, legal or not: by turns the same kernel told otherwise, and another kernel.
 
-    A step is to the next value below or above, or to any that is no size or count; to swap A and B is to compute the same
-    tiles. Those come last that differ in what hardly matters.
+    A step is to the next value below or above, or to any that is no size or count; with A and B swapped tiles stay what
+    they are. Those come last that differ in what hardly matters.
     """
     told: list[KernelConfig] = []
     others: list[KernelConfig] = []

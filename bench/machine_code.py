@@ -40,7 +40,7 @@ def code_digest(cubin: bytes) -> str:
 
 
 def _attributes(contents: bytes) -> Iterator[bytes]:
-    """Each attribute of a section .nv.info, without a symbol's number: format, attribute, two bytes, and so many more."""
+    """Each attribute of a section .nv.info without a symbol's number: format, attribute, two bytes, so many more."""
     at = 0
     while at < len(contents):
         form, attribute, value = struct.unpack_from("<BBH", contents, at)

@@ -195,8 +195,8 @@ class SearchSpace:
     def neighbours(self, config: KernelConfig, any_value: bool = False) -> list[KernelConfig]:
         """Legal configs that differ in one knob: by one step where it is ordered, by any value where it is not.
 
-        To swap A and B by itself would make 208x64 of the result of tiles of 64x208: with that knob others are exchanged,
-        so that tiles stay what they are (`KernelConfig.mirrored`).
+        With A and B swapped other knobs are exchanged too, so that tiles stay what they are: `KernelConfig.mirrored`.
+        By itself that knob would make tiles of 208x64 of the result out of 64x208.
 
         Args:
             config: of the space.

@@ -121,8 +121,8 @@ class Forecast:
     def predict(self, problem: Problem, device: DeviceSpec) -> Prediction | None:
         """What is expected of a problem; None where no kernel is legal for it or it is of no kind that was surveyed.
 
-        Of a product with an epilogue the times are those without it. In the kernel it costs less than the further kernel
-        that cuBLAS needs (docs/variants.md), so that what is faster without one is faster with it.
+        Of a product with an epilogue the times are those without it. In the kernel it costs less than the further
+        kernel that cuBLAS needs (docs/variants.md), so that what is faster without one is faster with it.
 
         Args:
             problem: with operands that TMA can read, or copies of them; `cublas_us` is of those without gaps.

@@ -113,7 +113,7 @@ ARROWS = {
     "search.choices": "search.space",
     "search.counted": "counters kernel_plan search.runner verify",
     "search.cloning": "search.ppo",
-    "search.guesses": "estimate search.space",
+    "search.guesses": "forecast search.space",
     "search.families": "problem",
     "search.features": "estimate",
     "search.forecasting": "forecast search.boosting",

@@ -147,6 +147,19 @@ class Forecast:
                 return Prediction(config, math.exp(own[index]), math.exp(cublas), speedup, least)
         return None
 
+    def kernel_us(self, problem: Problem, kernels: Sequence[KernelConfig], device: DeviceSpec) -> list[float]:
+        """About what a launch of each kernel takes, µs: the estimate, put right by what was surveyed.
+
+        Args:
+            problem: of a kind that it covers.
+            kernels: any that are legal for it, whose fields told at launch have no part in it.
+            device: where.
+        """
+        found = estimates(problem, columns := Kernels.of(kernels, device), device)
+        rows = narrow_features(problem, columns, found, range(len(kernels))).astype(np.float32)
+        us: list[float] = np.exp(own_scale(problem, found) + self.own(rows)).tolist()
+        return us
+
     def logarithms(self, problem: Problem, found: Estimate[Column], chosen: Any, wide: Floats) -> tuple[Column, float]:
         """Logarithms of the expected times of chosen kernels, [chosen], and of cuBLAS's, from `wide_features`."""
         own = own_scale(problem, found)[chosen] + self.own(wide)
@@ -200,10 +213,17 @@ def never(problem: Problem, columns: Kernels) -> Column:
 
 def wide_features(problem: Problem, columns: Kernels, found: Estimate[Column], chosen: Sequence[int] | Any) -> Floats:
     """Rows of kernels, float32 [chosen, features]: those of a kernel, those of the product, the estimates of all."""
-    each = kernel_features(problem, columns, found, chosen)
+    narrow = narrow_features(problem, columns, found, chosen)
     logs = np.log(found.us)
-    shared = np.array([*problem_features(problem), *logs, logs.min()])
-    return np.concatenate([each, np.broadcast_to(shared, (len(each), len(shared)))], axis=1).astype(np.float32)
+    others = np.array([*logs, logs.min()])
+    return np.concatenate([narrow, np.broadcast_to(others, (len(narrow), len(others)))], axis=1).astype(np.float32)
+
+
+def narrow_features(problem: Problem, columns: Kernels, found: Estimate[Column], chosen: Sequence[int] | Any) -> Column:
+    """Those of a kernel and those of the product, [chosen, features]: all that a kernel's own time depends on."""
+    each = kernel_features(problem, columns, found, chosen)
+    shared = np.array(problem_features(problem))
+    return np.concatenate([each, np.broadcast_to(shared, (len(each), len(shared)))], axis=1)
 
 
 def _widths(kernels: int) -> dict[str, int]:

@@ -205,7 +205,7 @@ class SearchSpace:
         indices = self.encode(config)
         found = []
         for position, knob in enumerate(self.knobs):
-            if knob.name == "swap_ab":
+            if knob.name == "swap_ab" and knob.varies:
                 found += [mirror for mirror in [config.mirrored()] if self.is_legal(mirror)]
                 continue
             here = indices[position]

@@ -20,6 +20,7 @@ from cupygemm.choosing.forecast import shipped_forecast
 from cupygemm.device import H200, DeviceSpec
 from cupygemm.errors import BundleError, CompileError, LaunchError
 from cupygemm.kernels import compiler, driver
+from cupygemm.kernels.kernel_source import cp_async_source_digest
 from cupygemm.machine import bundle_fit, doctor
 from cupygemm.machine.checks import Check, State
 from cupygemm.measuring import telemetry
@@ -285,7 +286,8 @@ def test_the_forecast_is_held_against_the_machine(examine: Examine, monkeypatch:
         return found.state.value, found.found, found.remedy
 
     forecast, asked = shipped_forecast(), "asked for shapes that no bundle has"
-    current = replace(forecast, provenance={"survey": {"source_digest": compiler.source_digest()}})
+    digests = {"source_digest": compiler.source_digest(), "cp_async_source_digest": cp_async_source_digest()}
+    current = replace(forecast, provenance={"survey": digests})
     monkeypatch.setattr(bundle_fit, "shipped_forecast", lambda: current)
     assert check() == ("ok", asked, "")
     remedy = "cupygemm tune measures a shape that matters"

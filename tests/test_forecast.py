@@ -58,7 +58,6 @@ def test_a_prediction_is_a_legal_config_and_plausible_times(problem: Problem) ->
     "other",
     [
         Problem(512, 512, 512, batch=4),
-        Problem(512, 512, 512, epilogue="relu"),
         Problem(512, 512, 512, out_dtype="float32"),
         Problem(512, 512, 512, a_dtype="float32", b_dtype="float32", out_dtype="float32"),
     ],
@@ -67,6 +66,20 @@ def test_a_prediction_is_a_legal_config_and_plausible_times(problem: Problem) ->
 def test_what_was_not_surveyed_is_not_predicted(other: Problem) -> None:
     assert shipped_forecast().predict(other, H200) is None
     assert shipped_forecast().predict(Problem(512, 512, 512), replace(H200, compute_capability=(10, 0))) is None
+
+
+def test_with_an_epilogue_it_is_what_it_is_without_but_for_kernels_that_have_none() -> None:
+    dtypes = dict.fromkeys(("a_dtype", "b_dtype", "out_dtype"), "bfloat16")
+    forecast, problem = shipped_forecast(), Problem(72, 2048, 2048, layout="nt", **dtypes)
+    plain = forecast.predict(problem, H200)
+    assert plain is not None
+    assert plain.config.swap_ab
+    assert forecast.predict(replace(problem, epilogue="bias_n+gelu"), H200) == plain
+    for epilogue in ("residual", "bias_m"):
+        other = forecast.predict(replace(problem, epilogue=epilogue), H200)
+        assert other is not None
+        assert not other.config.swap_ab
+        assert other.cublas_us == plain.cublas_us
 
 
 def test_both_ways_of_asking_must_say_that_the_kernel_is_faster() -> None:

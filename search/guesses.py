@@ -47,9 +47,9 @@ def expected_us(problem: Problem, configs: Sequence[KernelConfig], device: Devic
     """About what a launch of each takes, µs: as the forecast that ships has it, or else the estimate.
 
     It has learnt from few kernels, and says more of others too than the estimate does. Asked about kernels that are
-    left out of what it learns from, what it takes for the best comes to 0.969 of the best, by the estimate to 0.951. On
-    the recorded tables, whose shapes it does not know, the best of the first eight kernels comes to 0.970 of the optimum at
-    the mean, by the estimate to 0.945 (2026-12).
+    left out of what it learns from, what it takes for the best comes to 0.969 of the best, by the estimate to 0.951.
+    On the recorded tables, whose shapes it does not know, the best of the first eight kernels comes to 0.970 of the
+    optimum at the mean, by the estimate to 0.945 (2026-12).
     """
     try:
         forecast = shipped_forecast()

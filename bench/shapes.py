@@ -47,6 +47,10 @@ LEARNT_PROJECTIONS = {
     "DeepSeek-V3": ((1536, 7168), (576, 7168), (32768, 512), (7168, 2048)),
 }
 LEARNT_TOKENS = (1, 2, 4, 7, 8, 12, 16, 24, 32, 48, 64, 100, 128, 200, 256, 384, 512, 768, 1024, 1500, 2048, 4096, 8192)
+FURTHER = 840
+FURTHER_TOKENS = (40, 72, 80, 96, 112, 144, 160, 176, 224, 240, 300, 320, 350, 448, 600, 700, 900, 1200, 3000)
+"""From `FURTHER` shapes to learn from on, most are projections of so many tokens: until then few are between 64 and 512
+and no powers of two, where cuBLAS's times differ most from one size to the next."""
 MOST_US = 2500.0
 """What a shape to learn from may take at 700 TFLOP/s: longer ones cost more time than they teach."""
 
@@ -70,7 +74,7 @@ def training(count: int) -> tuple[Problem, ...]:
     """Other problems, in an order in which every beginning is like the whole.
 
     Of ten, five are of multiples of eight, four of these with M as drawn where layouts allow; one is as drawn; four
-    are projections.
+    are projections. From the `FURTHER`th on two are of multiples of eight, and eight are projections.
     """
     generator = random.Random(TRAINING_SEED)
     known = {_sizes(problem) for problem in unseen()} | set(_tuned())
@@ -78,10 +82,11 @@ def training(count: int) -> tuple[Problem, ...]:
     found = dict[Problem, None]()
     while len(found) < count:
         turn = len(found) % 10
-        if turn >= 6:
+        first, tokens = (6, LEARNT_TOKENS) if len(found) < FURTHER else (2, FURTHER_TOKENS)
+        if turn >= first:
             n, k = _pick(generator, pairs)
             layout, dtype = ("nn", "float16") if turn == 9 else ("nt", "bfloat16")
-            problem = projection(_pick(generator, LEARNT_TOKENS), n, k, dtype, layout)
+            problem = projection(_pick(generator, tokens), n, k, dtype, layout)
         else:
             problem = _drawn(generator, whole_eights=turn < 5)
         if _sizes(problem) not in known and problem.flops / 700e6 < MOST_US:

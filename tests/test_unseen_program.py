@@ -104,9 +104,13 @@ def test_the_shapes_to_test_on() -> None:
 
 def test_no_shape_is_learnt_from_and_tested_on() -> None:
     tested = {(problem.m, problem.n, problem.k) for problem in shapes.unseen()}
-    learnt = shapes.training(300)
-    assert len(set(learnt)) == 300
+    learnt = shapes.training(shapes.FURTHER + 60)
+    assert len(set(learnt)) == shapes.FURTHER + 60
     assert learnt[:50] == shapes.training(50)
+    of_layers = {pair for each in shapes.LEARNT_PROJECTIONS.values() for pair in each}
+    further = [problem.m for problem in learnt[shapes.FURTHER :] if (problem.n, problem.k) in of_layers]
+    assert set(further) <= set(shapes.FURTHER_TOKENS)
+    assert len(further) == 48
     assert not tested & {(problem.m, problem.n, problem.k) for problem in learnt}
     tuned = {(entry.problem.m, entry.problem.n, entry.problem.k) for entry in shipped_bundle().entries}
     assert not tested & tuned

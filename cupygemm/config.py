@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Self, TypeVar
 
 from cupygemm.dtypes import DTYPES
@@ -91,23 +92,27 @@ class KernelSpec:
             batched=problem.batch > 1,
         )
 
-    def seen_by(self, config: KernelConfig) -> Self:
+    def seen_by(self, config: KernelConfig) -> KernelSpec:
         """The spec that a config's kernel is compiled for: with `swap_ab` that of Cᵀ = Bᵀ · Aᵀ, stored transposed."""
-        if not config.swap_ab or self.out_transposed:
-            return self
-        return replace(
-            self,
-            a_dtype=self.b_dtype,
-            b_dtype=self.a_dtype,
-            a_major=self.b_major,
-            b_major=self.a_major,
-            epilogue=transposed(self.epilogue),
-            out_transposed=True,
-        )
+        return _transposed(self) if config.swap_ab and not self.out_transposed else self
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, in declaration order."""
         return asdict(self)
+
+
+@cache
+def _transposed(spec: KernelSpec) -> KernelSpec:
+    """Of `KernelSpec.seen_by`; there are few specs, and legality asks for each config."""
+    return replace(
+        spec,
+        a_dtype=spec.b_dtype,
+        b_dtype=spec.a_dtype,
+        a_major=spec.b_major,
+        b_major=spec.a_major,
+        epilogue=transposed(spec.epilogue),
+        out_transposed=True,
+    )
 
 
 @dataclass(frozen=True, order=True)

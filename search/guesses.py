@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from cupygemm.choosing.estimate import estimated_us
 from cupygemm.choosing.forecast import shipped_forecast
-from cupygemm.config import MMA_M, KernelConfig, KernelSpec
+from cupygemm.config import MMA_M, KernelConfig, KernelSpec, shared_bytes, stage_bytes
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES
 from cupygemm.errors import BundleError
@@ -16,6 +16,7 @@ from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search.space import FULL_KNOBS
 
+LEAST_STAGES, MOST_STAGES = 3, 12
 PER_TILE = 3
 """Guesses of one tile before the next tile's."""
 
@@ -123,7 +124,10 @@ def _completed(shape: KernelConfig, problem: Problem, spec: KernelSpec, device: 
     )
     if config.store_stages and written > device.l2_bytes:
         config = config.swapped(keep_out=-1)
-    for stages in range(12, 2, -1):
+    spare = device.shared_bytes - shared_bytes(config, spec)
+    most = min(MOST_STAGES, config.stages + spare // stage_bytes(config, spec))
+    # What is rounded up to whole atoms may cost one of them.
+    for stages in range(most, max(most - 2, LEAST_STAGES - 1), -1):
         full = config.swapped(stages=stages)
         if illegal_reason(full, spec, device) is None:
             return full

@@ -39,6 +39,8 @@ timeout 240 "$python" -m bench.ladder batched fused --bundle "$out/tuned.yaml" -
 timeout 60 "$python" -m bench.ladder small splitk --dependent -o "$out/ladder_dependent.json"
 timeout 600 "$python" -m bench.grid --survey bench/results/survey.jsonl --bundle "$out/tuned.yaml" -o "$out/grid_sample.json"
 # The survey that is recorded: that of this run comes later.
+timeout 120 "$python" -m bench.grid tokens --survey bench/results/survey.jsonl --generations 3 --bundle "$out/tuned.yaml" \
+    -o "$out/tokens.json"
 timeout 500 "$python" -m bench.grid $small_suites $large_suites --survey bench/results/survey.jsonl \
     --start "$out/tuned.yaml" --generations 4 --bundle "$out/tuned.yaml" -o "$out/climbed.json"
 timeout 200 "$python" -m bench.ladder headline squares --only 2048x2048x4096 --only 4096x4096x4096 \
@@ -75,7 +77,7 @@ step found
 timeout 260 "$python" -m bench.found 2048x2048x4096 -o "$out/found.json"
 
 step unseen
-timeout 320 "$python" -m bench.survey -o "$out/survey.jsonl"
+timeout 620 "$python" -m bench.survey --seconds 560 -o "$out/survey.jsonl"
 timeout 300 "$python" -m bench.unseen -o "$out/unseen.json"
 
 step profile

@@ -235,7 +235,7 @@ def _swap_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec)
     if epilogue.residual or epilogue.bias == "n":
         yield Violation(
             "swap_ab",
-            f"swap_ab with epilogue {spec.epilogue}: what is read in pairs of a row (residual, bias_m) is not",
+            f"swap_ab with epilogue {spec.epilogue}: a residual or a bias a row would not be read in pairs",
         )
 
 

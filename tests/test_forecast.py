@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.portfolio import read_kernels
+from bench.survey import TOLD_OTHERWISE
 from cupygemm.choosing.estimate import Kernels, estimates
 from cupygemm.choosing.fitting import fitted
 from cupygemm.choosing.forecast import LEAST, MARGIN, SURVEYED_WITH, Forecast, Prediction, never, shipped_forecast
@@ -265,3 +267,14 @@ def test_no_candidate_is_a_kernel_that_is_never_legal(problem: Problem) -> None:
     legal = [fitted(kernel, problem, H200) is not None for kernel in kernels]
     assert list(never(problem, Kernels.of(kernels, H200)) == 0) == legal
     assert all(legal) is KernelSpec.of(problem).out_aligned
+
+
+def test_what_was_surveyed_is_learnt_from() -> None:
+    """All rows of a shape but those told otherwise on purpose, and a few that kernels are no longer told like."""
+    portfolio = read_kernels()
+    _, _, shapes = read_survey(SURVEY, portfolio)
+    lines = [json.loads(line) for line in SURVEY.read_text(encoding="utf-8").splitlines()[1:]]
+    ran = [sum(row["status"] == "ok" for row in line["rows"]) for line in lines if line.get("cublas_us")]
+    left_out = [rows - len(shape.kernels) for rows, shape in zip(ran, shapes, strict=True)]
+    assert sum(left_out) <= TOLD_OTHERWISE * len(shapes)
+    assert max(left_out) <= TOLD_OTHERWISE + 1

@@ -258,7 +258,8 @@ class Dispatcher:
             # cuBLAS with these very operands was compared before they were copied.
             figure = f"{prediction.own_us:.1f} µs" if copied else f"{prediction.speedup:.2f} times as fast as cuBLAS"
             without = "" if problem.epilogue == NONE else ", without the epilogue"
-            why.append(f"predicted {figure}{without}{self._unseen.remarks(device)}")
+            close = ", too close to call" if not copied and prediction.speedup > 1 and not prediction.is_faster else ""
+            why.append(f"predicted {figure}{without}{close}{self._unseen.remarks(device)}")
             if copied or prediction.is_faster:
                 try:
                     return Choice("own", "; ".join(why), problem, prediction.config), make(prediction.config)

@@ -40,12 +40,14 @@ def told_at_launch(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -
     """The kernel with the order of tiles, L2 hints and prefetch that suit the sizes of a problem.
 
     An operand whose other side has a tile or two is read once, so that the L2 need not keep it; nor does it keep a
-    result of half its size. What copies its first stages has neither such a hint nor a prefetch.
+    result of half its size. What copies its first stages has neither such a hint nor a prefetch; with A and B swapped
+    prefetch has hardly been measured, and there is none.
     """
     copies = kernel.cp_async_stages > 0
     m, n = kernel.as_computed(problem.m, problem.n)
     streams_b = m <= FEW_TILES * kernel.block_m * kernel.cluster_m
     streams_a = n <= FEW_TILES * kernel.block_n * kernel.cluster_n
+    in_one_tile = m <= kernel.block_m * kernel.cluster_m
     written = problem.m * problem.n * problem.batch * DTYPES[problem.out_dtype].bytes
     return kernel.swapped(
         raster_along_n=True,
@@ -54,5 +56,5 @@ def told_at_launch(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -
         keep_a=-1 if streams_a and not streams_b else 0,
         keep_b=-1 if streams_b and not streams_a else 0,
         keep_out=-1 if kernel.store_stages and not copies and 2 * written > device.l2_bytes else 0,
-        prefetch=PREFETCHED if m <= kernel.block_m * kernel.cluster_m and not (streams_a or copies) else 0,
+        prefetch=PREFETCHED if in_one_tile and not (streams_a or copies or kernel.swap_ab) else 0,
     )

@@ -3,10 +3,10 @@
     python -m bench.grid --survey bench/results/survey.jsonl -o bench/results/grid_sample.json --bundle tuned.yaml
 
 First come 36 configs by turns: what a survey found best for the problems most like it, suggestions of the policy that
-ships, what bench/steps.py names for such problems, and guesses by the estimate. Then, twice, come 14 neighbours of the
-two that are fastest so far, a step in one knob away: by turns the same kernel told otherwise, and another kernel. The
-three that are fastest in a short run are measured with the baselines as everything that is reported is, and the best of
-them gets the row. docs/grid.md has what came of it.
+ships, what bench/steps.py names for such problems, guesses, also as kernels that begin sooner, and some of these with A
+and B swapped. Then, twice, come 14 neighbours of the two that are fastest so far, a step in one knob away: by turns the
+same kernel told otherwise, and another kernel. The three that are fastest in a short run are measured with the baselines
+as everything that is reported is, and the best of them gets the row. docs/grid.md has what came of it.
 
     python -m bench.grid splitk small --start cupygemm/bundles/h200.yaml --generations 4 -o climbed.json
 
@@ -45,7 +45,7 @@ from cupygemm.measuring.suites import select
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
-from cupygemm.search.seeds import by_turns
+from cupygemm.search.seeds import by_turns, sooner
 from cupygemm.search.space import FULL_KNOBS
 from cupygemm.search.suggest import suggestions
 
@@ -241,11 +241,13 @@ def beforehand(problem: Problem, known: Sequence[Best], started: Sequence[Kernel
         started: what is among it in any case.
     """
     alike, steps = relatives(problem, known, RELATIVES), proven(problem)
+    guessed = guesses(problem, H200, BEFOREHAND)
     orders = by_turns(
         alike,
         suggestions(problem, H200, SUGGESTED),
         steps,
-        guesses(problem, H200, BEFOREHAND),
+        guessed,
+        sooner(problem, H200, guessed),
         [config.mirrored() for config in by_turns(started, alike, steps)],
     )
     return {named(config): config for config in islice(legal(problem, [*started, *orders]), BEFOREHAND)}

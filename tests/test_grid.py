@@ -74,7 +74,8 @@ def test_neighbours_of_the_two_fastest_are_told_otherwise_and_other_kernels(surv
             assert illegal_reason(config, KernelSpec.of(problem), H200) is None
             assert any(config == each.mirrored() or len(_differing(config, each)) == 1 for each in parents)
         told = [config for config in new.values() if any(config.compiled() == each.compiled() for each in parents)]
-        assert grid.NEIGHBOURS / 4 <= len(told) <= 3 * grid.NEIGHBOURS / 4
+        # Of a kernel that begins sooner few steps to other kernels are legal.
+        assert 3 <= len(told) <= grid.NEIGHBOURS - 3
 
 
 def test_of_other_kernels_those_come_last_that_hardly_matter() -> None:

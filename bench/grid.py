@@ -3,10 +3,10 @@
     python -m bench.grid --survey bench/results/survey.jsonl -o bench/results/grid_sample.json --bundle tuned.yaml
 
 First come 36 configs by turns: what a survey found best for the problems most like it, suggestions of the policy that
-ships, what bench/steps.py names for such problems, guesses, also as kernels that begin sooner, and some of these with A
-and B swapped. Then, twice, come 14 neighbours of the two that are fastest so far, a step in one knob away: by turns the
-same kernel told otherwise, and another kernel. The three that are fastest in a short run are measured with the baselines
-as everything that is reported is, and the best of them gets the row. docs/grid.md has what came of it.
+ships, what bench/steps.py names for such problems, guesses, also as kernels that begin sooner, and some of these with
+A and B swapped. Then, twice, come 14 neighbours of the two that are fastest so far, a step in one knob away: by turns
+the same kernel told otherwise, and another kernel. The three that are fastest in a short run are measured with the
+baselines as everything that is reported is, and the best of them gets the row. docs/grid.md has what came of it.
 
     python -m bench.grid splitk small --start cupygemm/bundles/h200.yaml --generations 4 -o climbed.json
 

@@ -90,13 +90,15 @@ struct KernelConfig {
 };
 
 // Columns of the sub-tile that one TMA store writes: the widest of 128, 64, 32 or 16 bytes that divides part_n. Transposed
-// they are rows, of 128 bytes: the most eights up to 104 that divide part_n.
+// they are rows, of 128 bytes: the most eights up to 104 that divide part_n, or where those are few as many as make the
+// fewest sub-tiles, of which the last one overlaps the one before.
 template <KernelSpec SPEC, KernelConfig CONFIG>
 constexpr int store_columns() {
     if (SPEC.out_transposed) {
         int rows = CONFIG.part_n() < MOST_STORED_ROWS ? CONFIG.part_n() : MOST_STORED_ROWS;
         while (CONFIG.part_n() % rows != 0) rows -= 8;
-        return rows;
+        if (rows == CONFIG.part_n() || 2 * rows > MOST_STORED_ROWS) return rows;
+        return ceil_div(ceil_div(CONFIG.part_n(), ceil_div(CONFIG.part_n(), MOST_STORED_ROWS)), 8) * 8;
     }
     const int out_bytes = dtype_bytes(SPEC.out_dtype);
     for (int row_bytes = 128; row_bytes > 16; row_bytes /= 2) {

@@ -85,7 +85,9 @@ struct TmaStore {
                                                  int consumer) {
         const int thread = threadIdx.x % WARPGROUP;
 #pragma unroll
-        for (int first = 0; first < N; first += COLUMNS) {
+        for (int next = 0; next < N; next += COLUMNS) {
+            // The last sub-tile stores again what it shares with the one before: the same values to the same places.
+            const int first = next < N - COLUMNS ? next : N - COLUMNS;
             uint8_t* buffer = buffers + turn * BUFFER_BYTES;
             turn = turn + 1 == CONFIG.store_stages ? 0 : turn + 1;
             // Thread 0 waits until TMA has read what this buffer held; the barrier tells the other threads.

@@ -24,7 +24,8 @@ struct WarpStore {
         const int warp = thread / WARP;
         const uint32_t staged = shared_address(buffer);
 #pragma unroll
-        for (int first = 0; first < N; first += COLUMNS) {
+        for (int next = 0; next < N; next += COLUMNS) {
+            const int first = next < N - COLUMNS ? next : N - COLUMNS;  // as TmaStore
             __syncwarp();  // all have read what was staged before
             Staged::stage(staged, accumulators + first / 2, thread);
             __syncwarp();

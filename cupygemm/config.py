@@ -303,11 +303,16 @@ FLAGS = tuple(each.name for each in fields(KernelConfig) if each.type == "bool")
 def store_columns(config: KernelConfig, spec: KernelSpec) -> int:
     """Columns of the sub-tile of one TMA store: the widest of 128, 64, 32 or 16 bytes that divides part_n.
 
-    With `swap_ab` they are rows of the result, and the sub-tile's rows are 128 bytes of each.
+    With `swap_ab` they are rows of the result, and the sub-tile's rows are 128 bytes of each: the most up to
+    `MOST_STORED_ROWS` that divide part_n, or where those are few as many as make the fewest sub-tiles, of which the
+    last one overlaps the one before.
     """
     if config.swap_ab:
-        most = min(MOST_STORED_ROWS, config.part_n)
-        return next((rows for rows in range(most, 0, -8) if config.part_n % rows == 0), 8)
+        part_n = max(config.part_n, 8)
+        rows = next(each for each in range(min(MOST_STORED_ROWS, part_n), 0, -8) if part_n % each == 0)
+        if rows == part_n or 2 * rows > MOST_STORED_ROWS:
+            return rows
+        return -(-part_n // -(-part_n // MOST_STORED_ROWS) // 8) * 8
     out_bytes = DTYPES[spec.out_dtype].bytes
     for row_bytes in (128, 64, 32):
         if config.part_n % (row_bytes // out_bytes) == 0:

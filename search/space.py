@@ -265,8 +265,10 @@ def completed(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
 
 FULL_KNOBS = (
     Knob("block_m", (64, 128, 192, 256)),
-    # Among them what 72, 100 and 200 rows come to, as columns.
-    Knob("block_n", (8, 16, 24, 32, 48, 64, 72, 80, 96, 104, 112, 128, 144, 160, 176, 192, 200, 208, 224, 240, 256)),
+    # Among them what 72, 100, 200 and 300 rows come to, as columns.
+    Knob(
+        "block_n", (8, 16, 24, 32, 48, 64, 72, 80, 96, 104, 112, 128, 144, 152, 160, 176, 192, 200, 208, 224, 240, 256)
+    ),
     Knob("block_k", (64, 128)),
     Knob("stages", tuple(range(2, 13))),
     Knob("consumers", (1, 2, 3)),

@@ -14,9 +14,10 @@ from bench import restamp
 from bench.machine_code import code_digest, known
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.bundles.in_force import shipped_bundle
+from cupygemm.choosing.forecast import SURVEYED_WITH
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.kernels import compiler
-from cupygemm.kernels.kernel_source import source_digest
+from cupygemm.kernels.kernel_source import cp_async_source_digest, source_digest
 from cupygemm.problem import Problem
 
 CONFIG = KernelConfig(64, 64, 64, 4, 1, False, 1, 1, True, 4, 40, 1, 1)
@@ -34,10 +35,15 @@ def bundle(tmp_path: Path) -> Path:
     return path
 
 
-def run(monkeypatch: pytest.MonkeyPatch, bundle: Path, old: restamp.Found, new: restamp.Found) -> Bundle:
-    """What becomes of the bundle where both trees compile its outdated entries to this."""
+def made(monkeypatch: pytest.MonkeyPatch, old: restamp.Found, new: restamp.Code) -> None:
+    """Both trees compile all kernels to this."""
     monkeypatch.setattr(restamp, "unpack", lambda commit, folder: None)
-    monkeypatch.setattr(restamp, "codes", lambda tree, entries: [new if tree == restamp.ROOT else old for _ in entries])
+    monkeypatch.setattr(restamp, "codes", lambda tree, pairs: [new if tree == restamp.ROOT else old for _ in pairs])
+
+
+def run(monkeypatch: pytest.MonkeyPatch, bundle: Path, old: restamp.Found, new: restamp.Code) -> Bundle:
+    """What becomes of the bundle where both trees compile its outdated entries to this."""
+    made(monkeypatch, old, new)
     words = ["abc1234", "--bundle", str(bundle), "-o", str(bundle.with_name("out.yaml"))]
     done = CliRunner().invoke(restamp.main, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -62,9 +68,61 @@ def test_the_same_code_is_of_the_sources_at_hand(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_an_entry_of_other_code_stays_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, bundle: Path, old: restamp.Found, new: restamp.Found
+    monkeypatch: pytest.MonkeyPatch, bundle: Path, old: restamp.Found, new: restamp.Code
 ) -> None:
     assert run(monkeypatch, bundle, old, new).entries == Bundle.load(bundle).entries
+
+
+@pytest.fixture
+def survey(tmp_path: Path) -> Path:
+    """Of two shapes and three kernels, of which one failed."""
+    rows = [
+        {"config": [int(value) for value in config.to_dict().values()], "status": status}
+        for config, status in (
+            (CONFIG, "ok"),
+            (CONFIG.swapped(group=8), "ok"),
+            (CONFIG.swapped(block_n=32), "ok"),
+            (CONFIG.swapped(block_n=16), "launch_failed"),
+        )
+    ]
+    facts = {"commit": "abc1234", "source_digest": OLD, "cp_async_source_digest": OLD}
+    head = {"schema": "cupygemm.survey/1", "fields": list(CONFIG.to_dict()), "provenance": facts}
+    lines = [{"problem": Problem(m, 64, 64).to_dict(), "rows": rows} for m in (64, 128)]
+    path = tmp_path / "survey.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (head, *lines)))
+    return path
+
+
+def test_a_survey_is_carried_over_where_all_that_ran_is_the_same(monkeypatch: pytest.MonkeyPatch, survey: Path) -> None:
+    made(monkeypatch, {"sources": OLD, "code": "x"}, {"sources": "", "code": "x"})
+    out = survey.with_name("out.jsonl")
+    done = CliRunner().invoke(restamp.main, ["abc1234", "--survey", str(survey), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "2 kernels are the same" in done.output
+    head, *lines = out.read_text().splitlines()
+    facts = json.loads(head)["provenance"]
+    assert [facts[name] for name in SURVEYED_WITH] == [source_digest(), cp_async_source_digest()]
+    assert [facts[f"measured_{name}"] for name in SURVEYED_WITH] == [OLD, OLD]
+    assert facts["commit"] == "abc1234"
+    assert lines == survey.read_text().splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ({"sources": OLD, "code": "y"}, "2 of 2 kernels are others now"),
+        ({"sources": "another", "code": "x"}, "surveyed with the sources of none of abc1234"),
+    ],
+)
+def test_a_survey_of_other_kernels_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, survey: Path, old: restamp.Found, said: str
+) -> None:
+    made(monkeypatch, old, {"sources": "", "code": "x"})
+    out = survey.with_name("out.jsonl")
+    done = CliRunner().invoke(restamp.main, ["abc1234", "--survey", str(survey), "-o", str(out)])
+    assert done.exit_code != 0
+    assert said in done.output
+    assert not out.exists()
 
 
 def test_sources_that_do_not_know_a_knob_know_configs_without_it() -> None:

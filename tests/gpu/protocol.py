@@ -72,6 +72,7 @@ CONFIGS = {
     ),
     "A and B swapped": SMALL.swapped(swap_ab=True),
     "swapped, n of 208": SMALL.swapped(block_n=208, swap_ab=True),
+    "swapped, n of 152, stored twice": SMALL.swapped(block_n=152, store_stages=2, swap_ab=True),
     "swapped, n of 24, hints": SMALL.swapped(
         block_n=24, l2_promotion=128, keep_a=-1, keep_b=1, keep_out=-1, prefetch=2, swap_ab=True
     ),
@@ -88,6 +89,7 @@ CONFIGS = {
     "swapped, copied, two steps of rows": LARGE.swapped(
         block_m=256, block_n=112, cluster_m=1, stages=2, cp_async_stages=2, swap_ab=True
     ),
+    "swapped, copied, n of 120, stored twice": SMALL.swapped(block_n=120, cp_async_stages=2, swap_ab=True),
     "swapped, copied, K in three shares": LARGE.swapped(
         block_n=120, cluster_m=1, cluster_k=3, cp_async_stages=1, swap_ab=True
     ),

@@ -31,7 +31,7 @@ FP16_ACCUMULATOR = (
 """,
 )
 # The last columns of each tile stay unwritten.
-UNWRITTEN = ("epilogue.cuh", "first < N; first += COLUMNS", "first < N - COLUMNS; first += COLUMNS")
+UNWRITTEN = ("epilogue.cuh", "next < N; next += COLUMNS", "next < N - COLUMNS; next += COLUMNS")
 # One k step of each stage is multiplied twice, another not at all.
 WRONG_K = ("gemm.cuh", "TileB::offset(0, k)", "TileB::offset(0, k == 16 ? 0 : k)")
 # Rows 0 and 1 of every 64 are exchanged.

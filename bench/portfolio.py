@@ -78,8 +78,8 @@ def main(commit: str | None, output: Path) -> None:
 
 def pool_of(shipped: Iterable[KernelConfig], tables: Sequence[Table]) -> list[KernelConfig]:
     """The kernels to choose from: those that ship, those of all tables whatever their sub-spaces, untried ones."""
-    # The estimate and the forecast know nothing of first stages that are copied: where no table has its time, such a
-    # kernel would be taken for the one that copies none.
+    # The estimate knows nothing of first stages that are copied: where no table has its time, such a kernel would be
+    # taken for the one that copies none.
     recorded = (config for table in tables for config in table.rows if not config.cp_async_stages)
     return kernels([*shipped, *recorded, *untried_kernels()])
 

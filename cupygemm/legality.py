@@ -224,19 +224,26 @@ def _cp_async_violations(config: KernelConfig, spec: KernelSpec, device: DeviceS
         )
 
 
+def unswappable_reason(spec: KernelSpec) -> str | None:
+    """Why no config with `swap_ab` is legal for a spec, or None."""
+    if not spec.out_aligned:
+        return "swap_ab with rows of the result that are no multiple of 16 bytes: it stores whole pieces of those"
+    if spec.out_dtype not in OPERAND_DTYPES:
+        return f"swap_ab with a result in {spec.out_dtype}: stmatrix transposes 16 bits"
+    epilogue = Epilogue.parse(spec.epilogue)
+    if epilogue.residual or epilogue.bias == ("n" if spec.out_transposed else "m"):
+        return f"swap_ab with epilogue {spec.epilogue}: a residual or a bias a row would not be read in pairs"
+    return None
+
+
 def _swap_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:
     if not config.swap_ab:
         return
     if not config.store_stages:
         yield Violation("swap_ab", "swap_ab with store_stages 0: the result is transposed in shared memory")
-    if spec.out_dtype not in OPERAND_DTYPES:
-        yield Violation("swap_ab", f"swap_ab with a result in {spec.out_dtype}: stmatrix transposes 16 bits")
-    epilogue = Epilogue.parse(spec.seen_by(config).epilogue)
-    if epilogue.residual or epilogue.bias == "n":
-        yield Violation(
-            "swap_ab",
-            f"swap_ab with epilogue {spec.epilogue}: a residual or a bias a row would not be read in pairs",
-        )
+    reason = unswappable_reason(spec)
+    if reason is not None:
+        yield Violation("swap_ab", reason)
 
 
 def _shared_violations(config: KernelConfig, spec: KernelSpec, device: DeviceSpec) -> Iterator[Violation]:

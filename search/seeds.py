@@ -30,7 +30,7 @@ SUGGESTED = 16
 PER_TABLE = 3
 """Configs taken from each table, of different tiles."""
 SOONER = 4
-"""Of those, the first ones also as kernels that begin sooner: the estimate does not know them, nor do most tables."""
+"""Of those, the first ones also as kernels that begin sooner: guesses do not have them, nor do most tables."""
 SOON_ENOUGH = 1e10
 """FLOPs from which on an earlier start gains nothing (docs/small.md)."""
 NEAREST = 6

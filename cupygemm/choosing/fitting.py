@@ -9,7 +9,7 @@ from __future__ import annotations
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import DTYPES
-from cupygemm.legality import illegal_reason
+from cupygemm.legality import illegal_reason, unswappable_reason
 from cupygemm.problem import Problem
 
 LEAST_STAGES = 2
@@ -26,7 +26,7 @@ def fitted(kernel: KernelConfig, problem: Problem, device: DeviceSpec) -> Kernel
     it is another kernel, which is compiled for itself.
     """
     spec = KernelSpec.of(problem)
-    if kernel.swap_ab and not spec.out_aligned:
+    if kernel.swap_ab and unswappable_reason(spec) is not None:
         return None
     told = told_at_launch(kernel if spec.out_aligned else kernel.swapped(store_stages=0), problem, device)
     for stages in range(told.stages, LEAST_STAGES - 1, -1):

@@ -33,8 +33,9 @@ from cupygemm.choosing.trees import Floats, Trees
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.dtypes import OPERAND_DTYPES
-from cupygemm.epilogue import NONE, Epilogue
+from cupygemm.epilogue import NONE
 from cupygemm.errors import BundleError, CupygemmError
+from cupygemm.legality import unswappable_reason
 from cupygemm.problem import Problem
 
 SCHEMA = "cupygemm.forecast/2"
@@ -151,13 +152,14 @@ class Forecast:
         """About what a launch of each kernel takes, µs: the estimate, put right by what was surveyed.
 
         Args:
-            problem: of a kind that it covers.
+            problem: of a kind that it covers; an epilogue has no part in it.
             kernels: any that are legal for it, whose fields told at launch have no part in it.
             device: where.
         """
-        found = estimates(problem, columns := Kernels.of(kernels, device), device)
-        rows = narrow_features(problem, columns, found, range(len(kernels))).astype(np.float32)
-        us: list[float] = np.exp(own_scale(problem, found) + self.own(rows)).tolist()
+        plain, columns = replace(problem, epilogue=NONE), Kernels.of(kernels, device)
+        found = estimates(plain, columns, device)
+        rows = narrow_features(plain, columns, found, range(len(kernels))).astype(np.float32)
+        us: list[float] = np.exp(own_scale(plain, found) + self.own(rows)).tolist()
         return us
 
     def logarithms(self, problem: Problem, found: Estimate[Column], chosen: Any, wide: Floats) -> tuple[Column, float]:
@@ -204,11 +206,9 @@ class Forecast:
 
 
 def never(problem: Problem, columns: Kernels) -> Column:
-    """Infinity for kernels that no stages make legal, else 0: with A and B swapped TMA stores, and little is added."""
-    spec = KernelSpec.of(problem)
-    epilogue = Epilogue.parse(spec.epilogue)
-    swaps = spec.out_aligned and not epilogue.residual and epilogue.bias != "m"
-    return np.where((columns.fields["swap_ab"] > 0) & (not swaps), np.inf, 0.0)
+    """Infinity for kernels that no stages make legal, else 0: those with A and B swapped where that is not built."""
+    unswappable = unswappable_reason(KernelSpec.of(problem)) is not None
+    return np.where((columns.fields["swap_ab"] > 0) & unswappable, np.inf, 0.0)
 
 
 def wide_features(problem: Problem, columns: Kernels, found: Estimate[Column], chosen: Sequence[int] | Any) -> Floats:

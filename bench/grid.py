@@ -242,13 +242,14 @@ def beforehand(problem: Problem, known: Sequence[Best], started: Sequence[Kernel
     """
     alike, steps = relatives(problem, known, RELATIVES), proven(problem)
     guessed = guesses(problem, H200, BEFOREHAND)
+    mirrored = [config.mirrored() for config in by_turns(started, alike, steps)]
     orders = by_turns(
         alike,
         suggestions(problem, H200, SUGGESTED),
         steps,
         guessed,
-        sooner(problem, H200, guessed),
-        [config.mirrored() for config in by_turns(started, alike, steps)],
+        sooner(problem, H200, by_turns(guessed, mirrored, alike)),
+        mirrored,
     )
     return {named(config): config for config in islice(legal(problem, [*started, *orders]), BEFOREHAND)}
 
@@ -261,16 +262,17 @@ def untried(problem: Problem, tried: Steps, ranked: Sequence[str]) -> Steps:
         tried: all until now, by name.
         ranked: names of those that ran last, the fastest first.
     """
-    around = by_turns(*(neighbours(tried[name]) for name in ranked[:PARENTS]))
+    around = by_turns(*(neighbours(problem, tried[name]) for name in ranked[:PARENTS]))
     new = (config for config in legal(problem, around) if config not in tried.values())
     return {named(config): config for config in islice(new, NEIGHBOURS)}
 
 
-def neighbours(parent: KernelConfig) -> tuple[KernelConfig, ...]:
+def neighbours(problem: Problem, parent: KernelConfig) -> tuple[KernelConfig, ...]:
     """Configs a step in one knob away, legal or not: by turns the same kernel told otherwise, and another kernel.
 
     A step is to the next value below or above, or to any that is no size or count; with A and B swapped tiles stay what
-    they are. Those come last that differ in what hardly matters.
+    they are, and a kernel that copies its first stages gives up what such kernels do not have. Those come last that
+    differ in what hardly matters.
     """
     told: list[KernelConfig] = []
     others: list[KernelConfig] = []
@@ -279,6 +281,9 @@ def neighbours(parent: KernelConfig) -> tuple[KernelConfig, ...]:
     for knob in FULL_KNOBS:
         if knob.name == "swap_ab":
             others.insert(0, parent.mirrored())
+            continue
+        if knob.name == "cp_async_stages" and not parent.cp_async_stages:
+            others[:0] = sooner(problem, H200, [parent])
             continue
         here = getattr(parent, knob.name)
         if knob.ordered:

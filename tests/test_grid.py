@@ -26,11 +26,13 @@ from cupygemm.measuring.timing import CUBLAS, Timing
 from cupygemm.problem import Problem
 from cupygemm.reports.report import balances
 from cupygemm.search.guesses import guesses
+from cupygemm.search.seeds import sooner
 from cupygemm.search.suggest import suggestions
 from tests.fake_products import SMALL
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results"
 PROBLEMS = SUITES[grid.SUITE].problems[::20]
+LARGE = Problem(4096, 4096, 4096)
 CUBLAS_US = 10.0
 
 
@@ -72,14 +74,15 @@ def test_neighbours_of_the_two_fastest_are_told_otherwise_and_other_kernels(surv
         parents = [tried[name] for name in ranked[: grid.PARENTS]]
         for config in new.values():
             assert illegal_reason(config, KernelSpec.of(problem), H200) is None
-            assert any(config == each.mirrored() or len(_differing(config, each)) == 1 for each in parents)
+            composite = [found for each in parents for found in (each.mirrored(), *sooner(problem, H200, [each]))]
+            assert config in composite or any(len(_differing(config, each)) == 1 for each in parents)
         told = [config for config in new.values() if any(config.compiled() == each.compiled() for each in parents)]
         # Of a kernel that begins sooner few steps to other kernels are legal.
         assert 3 <= len(told) <= grid.NEIGHBOURS - 3
 
 
 def test_of_other_kernels_those_come_last_that_hardly_matter() -> None:
-    found = grid.neighbours(TURNS)
+    found = grid.neighbours(LARGE, TURNS)
     others = [each for each in found if each.compiled() != TURNS.compiled()]
     hardly = [bool(_differing(each, TURNS) & grid.HARDLY_MATTERS) for each in others]
     assert any(hardly)
@@ -88,12 +91,24 @@ def test_of_other_kernels_those_come_last_that_hardly_matter() -> None:
 
 def test_a_step_is_in_one_knob_also_where_a_value_is_none_of_its_knob() -> None:
     parent = SQUARE.swapped(prefetch=12, group=3)
-    found = grid.neighbours(parent)
+    found = grid.neighbours(LARGE, parent)
     found = [each for each in found if each != parent.mirrored()]
     assert all(len(_differing(each, parent)) == 1 for each in found)
     assert {each.prefetch for each in found} == {8, 12}
     assert {each.group for each in found} == {2, 3, 4}
     assert {each.raster_along_n for each in found} == {True, False}
+
+
+def test_a_small_product_is_also_tried_with_the_fastest_of_its_tiles_as_a_kernel_that_begins_sooner() -> None:
+    problem = Problem(256, 1024, 1024)
+    parent = TURNS.swapped(block_m=64, block_n=32, swap_ab=True)
+    found = [each for each in grid.neighbours(problem, parent) if each.cp_async_stages]
+    assert found == sooner(problem, H200, [parent])
+    (copying,) = found
+    assert (copying.block_m, copying.block_n, copying.swap_ab, copying.ping_pong) == (64, 32, True, False)
+    assert grid.neighbours(LARGE, parent) and not any(
+        each.cp_async_stages for each in grid.neighbours(LARGE, parent)
+    )
 
 
 def test_a_name_tells_a_config_from_all_that_are_tried_and_what_runs(surveyed: list[Best]) -> None:

@@ -40,7 +40,7 @@ from cupygemm.search.gpu_runner import GpuRunner
 from cupygemm.search.space import FIELD_NAMES
 
 SCHEMA = "cupygemm.survey/1"
-SHAPES = 840
+SHAPES = 1100
 BEST, TOLD_OTHERWISE, AT_RANDOM = 10, 2, 3
 """Configs of a shape: those with the least estimates, variants of the first of these, and others."""
 FEW = (5, 1, 1)

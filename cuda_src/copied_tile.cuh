@@ -39,7 +39,7 @@ struct CopiedTile {
     // the other end nothing is written: what lies there reaches only rows and columns that are not stored.
     __device__ __forceinline__ void copy(uint32_t tile) {
         const bool whole = left >= (Tile::SLABS - 1) * Tile::SPAN + PIECE && rows_left > Tile::SLAB_ROWS - ROWS_AT_ONCE;
-        // The compiler lays out the second branch first, and a kernel's first instructions come from afar.
+        // The compiler lays out the second branch first.
         if (!EVEN || !whole) {
             copy_some(tile);
         } else {

@@ -51,7 +51,7 @@ struct GemmCpAsync : Gemm<SPEC, CONFIG> {
         CopyA copy_a(a, args.a_row_bytes, tile.m, args.m, schedule.k_begin, schedule.k_end, threadIdx.x);
         CopyB copy_b(b, args.b_row_bytes, tile.n, args.n, schedule.k_begin, schedule.k_end, threadIdx.x);
         griddepcontrol_wait();
-#pragma unroll 1  // instructions come from afar too: unrolled, it is slower
+#pragma unroll 1  // unrolled, it is slower (docs/small.md)
         for (int slot = 0; slot < COPIED; ++slot) {
             if (slot < copied) {
                 copy_a.copy(shared_address(shared.a[slot]));
@@ -197,8 +197,7 @@ struct GemmCpAsync : Gemm<SPEC, CONFIG> {
         SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared + padding);
         const Schedule schedule(args);
         const int warp = __shfl_sync(~0u, threadIdx.x / WARP, 0);
-        // The compiler lays out the second branch first: the consumers' instructions then follow those above, which have
-        // been fetched.
+        // The compiler lays out the second branch first: the consumers come to their copies without a jump.
         if (warp == CONSUMING / WARP) {
             const bool elected = elect_one();
             if (elected) {

@@ -240,8 +240,8 @@ def test_the_best_known_of_small_products_are_in_their_subspace(small):
     best = {KernelConfig.from_dict(row["config"]) for row in rows if row["mode"] == ROTATED and is_small(row)}
     assert len(best) > 5
     assert any(config.cp_async_stages for config in best)
-    # The tables were recorded before kernels swapped A and B, which four of the best do, and before a search found other
-    # hints and numbers of stages for eight: docs/status.md has it among what is next.
+    # The tables were recorded before kernels swapped A and B, which four of the best do, and before a search found
+    # other hints and numbers of stages for eight: docs/status.md has it among what is next.
     plain = [config for config in best if not config.swap_ab]
     kernels = {_kernel(config) for config in small.members}
     assert [config for config in plain if _kernel(config) not in kernels] == []

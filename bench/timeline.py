@@ -4,7 +4,8 @@
 
 Cycles do not move with the clock, so that versions compare by a hundred of them where times move by per cents. The
 stamps cost some tens of cycles themselves. What is left out is left out of the sources as text, which fails where they
-have moved on.
+have moved on. Kernels that copy their first stages are stamped whole only, and also when their tile is known and when
+their copies have begun.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ from cupygemm.measuring.timing import num_launches
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
 
-ONCE = ("entry", "entry_ns", "first_load", "first_stage")
+ONCE = ("entry", "entry_ns", "first_tile", "first_load", "copied", "first_stage")
 """In cycles of the CTA's SM, but for what is in ns: the kernel begins; the producer issues its first load; the first
-consumer finds its first stage."""
+consumer finds its first stage. Where the consumers copy, the first one knows its tile, begins its first copy, and has
+begun its last one."""
+COPYING = ("first_tile", "copied")
+"""Of these, what is stamped only where the consumers copy."""
 BY_CONSUMER = ("last_wgmma", "staged", "read", "end_ns")
 """The last consumer has its last tile in registers; has written the last sub-tile for TMA; TMA has read it."""
 CONSUMERS = 3
+CYCLES = tuple(name for name in (*ONCE[1:], *BY_CONSUMER) if not name.endswith("_ns"))
 STAMPS = (*ONCE, *(f"{name}{consumer}" for name in BY_CONSUMER for consumer in range(CONSUMERS)))
 REPEATS = 5
 MAX_CTAS = 1024
@@ -66,16 +71,19 @@ def _stamp(*names: str, when: str) -> str:
 FIRST_CONSUMER = "threadIdx.x == WARPGROUP"
 EACH_CONSUMER = "threadIdx.x % WARPGROUP == 0"
 _BEFORE_STORE = "            TileIndex own{tile.m + row, tile.n + column, tile.batch};\n"
+_ENTRY = ("        extern __shared__ uint8_t", _stamp("entry", "entry_ns", when="threadIdx.x == 0"), False)
+_LAST_WGMMA = (_BEFORE_STORE, _BEFORE_STORE + _stamp("last_wgmma", when=EACH_CONSUMER), True)
+_DECLARED = ("\ntemplate <KernelSpec SPEC, KernelConfig CONFIG>\nstruct Gemm", DECLARATIONS, True)
 INSTRUMENTS = (
-    ("\ntemplate <KernelSpec SPEC, KernelConfig CONFIG>\nstruct Gemm", DECLARATIONS, True),
-    ("        extern __shared__ uint8_t", _stamp("entry", "entry_ns", when="threadIdx.x == 0"), False),
+    _DECLARED,
+    _ENTRY,
     ("uint64_t* full = &shared.full", _stamp("first_load", when="k == schedule.k_begin && t == schedule.first"), False),
     (
         "multiply(first_a",
         _stamp("first_stage", when=f"{FIRST_CONSUMER} && k == schedule.k_begin && t == schedule.first"),
         False,
     ),
-    (_BEFORE_STORE, _BEFORE_STORE + _stamp("last_wgmma", when=EACH_CONSUMER), True),
+    _LAST_WGMMA,
     ("        // Shared memory must outlive", _stamp("staged", "read", "end_ns", when=EACH_CONSUMER), False),
     (
         "bulk_wait_group_read<0>();\n        }",
@@ -84,6 +92,29 @@ INSTRUMENTS = (
     ),
 )
 """What is looked for in gemm.cuh, what stands before it or (True) in its place."""
+
+_FIRST_COPIED = "        copy(shared, args, schedule, tile, copied);\n"
+_FIRST_COPY = "        griddepcontrol_wait();\n#pragma unroll 1  // unrolled"
+_NEXT_TILE = "            t += schedule.step;\n            if (t < schedule.raster.tiles) tile"
+FIRST_COPIER = "threadIdx.x == 0"
+COPYING_INSTRUMENTS = (
+    _ENTRY,
+    (
+        _FIRST_COPIED,
+        f"pin_register(tile.m); pin_register(tile.n);\n{_stamp('first_tile', when=FIRST_COPIER)}"
+        f"{_FIRST_COPIED}{_stamp('copied', when=FIRST_COPIER)}",
+        True,
+    ),
+    (_FIRST_COPY, _stamp("first_load", when=FIRST_COPIER), False),
+    (
+        "Base::multiply(first_a",
+        _stamp("first_stage", when=f"{FIRST_COPIER} && k == schedule.k_begin && t == schedule.first"),
+        False,
+    ),
+    _LAST_WGMMA,
+    (_NEXT_TILE, _stamp("staged", "read", "end_ns", when=EACH_CONSUMER), False),
+)
+"""The same of gemm_cp_async.cuh, whose warps store what they have staged."""
 
 LOADED = "k < schedule.k_begin + CONFIG.stages * CONFIG.block_k && t == schedule.first"
 WITHOUT_LOADS = (
@@ -103,7 +134,8 @@ WITHOUT_STORES = (
         False,
     ),
 )
-VARIANTS = {"whole": (), "without loads": WITHOUT_LOADS, "without stores": WITHOUT_STORES}
+WHOLE = "whole"
+VARIANTS = {WHOLE: (), "without loads": WITHOUT_LOADS, "without stores": WITHOUT_STORES}
 
 
 @click.command(cls=Program)
@@ -122,17 +154,20 @@ def main(shapes: tuple[str, ...], dtype: str, bundle_path: Path, commit: str | N
             entry = bundle.entry(problem)
             if entry is None:
                 raise BundleError(f"{bundle_path}: no config for {problem}")
-            if entry.config.cp_async_stages:
-                raise BundleError(f"{problem}: its config copies its first stages; the stamps are of gemm.cuh")
             if entry.config.cluster_m > 1 and entry.config.cluster_n > 1:
                 raise BundleError(f"{problem}: without loads nothing keeps the CTAs of a 2x2 cluster in step")
             summary[shape] = {"config": entry.config.to_dict()}
-            for variant in VARIANTS:
+            for variant in variants(entry.config):
                 found = _cycles(problem, entry.config, variant, Path(folder))
                 summary[shape][variant] = found
                 click.echo(f"{problem}, {variant}: {', '.join(f'{name} {value}' for name, value in found.items())}")
     command = command_line("bench.timeline")
     write_report(output, output.stem, command, provenance.collect(0, command, commit), summary)
+
+
+def variants(config: KernelConfig) -> tuple[str, ...]:
+    """What a config is stamped as."""
+    return (WHOLE,) if config.cp_async_stages else tuple(VARIANTS)
 
 
 def instrumented(spec: KernelSpec, config: KernelConfig, variant: str) -> dict[str, str]:
@@ -142,16 +177,23 @@ def instrumented(spec: KernelSpec, config: KernelConfig, variant: str) -> dict[s
         ValueError: the source has moved on.
     """
     headers = compiler.sources(spec, config)
-    text = headers["gemm.cuh"]
-    for anchor, insertion, replaces in (*VARIANTS[variant], *INSTRUMENTS):
-        if text.count(anchor) != 1:
-            raise ValueError(f"{anchor!r} stands {text.count(anchor)} times in gemm.cuh")
-        text = text.replace(anchor, insertion if replaces else insertion + anchor)
-    return {**headers, "gemm.cuh": text}
+    if config.cp_async_stages:
+        pages = {"gemm.cuh": (_DECLARED,), "gemm_cp_async.cuh": COPYING_INSTRUMENTS}
+    else:
+        pages = {"gemm.cuh": (*VARIANTS[variant], *INSTRUMENTS)}
+    for page, instruments in pages.items():
+        for anchor, insertion, replaces in instruments:
+            if headers[page].count(anchor) != 1:
+                raise ValueError(f"{anchor!r} stands {headers[page].count(anchor)} times in {page}")
+            headers[page] = headers[page].replace(anchor, insertion if replaces else insertion + anchor)
+    return headers
 
 
 def _cycles(problem: Problem, config: KernelConfig, variant: str, folder: Path) -> dict[str, int]:
-    """Median over CTAs and repeats of each stamp, in cycles since the CTA's entry, and the clock that ran."""
+    """Median over CTAs and repeats of each stamp, in cycles since the CTA's entry, and the clock that ran.
+
+    Besides in nanoseconds: a launch of its graph, and of that what lies between a CTA's end and the next one's entry.
+    """
     cupy, spec = driver.cupy(), KernelSpec.of(problem)
     kernel = LoadedKernel(_compile(spec, config, variant, folder))
     module = cupy.RawModule(path=str(kernel.compiled.cubin))
@@ -159,38 +201,59 @@ def _cycles(problem: Problem, config: KernelConfig, variant: str, folder: Path) 
     kernel.kernel.max_dynamic_shared_size_bytes = kernel.shared_bytes
     plan, bench = Plan(problem, kernel), Bench(problem)
     sets = bench.operands(ROTATED)
-    taken = []
+    launches = num_launches(problem, len(sets))
+    taken, launch_ns = [], []
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        timed = capture(plan.launch, sets, num_launches(problem, len(sets)))
+        timed = capture(plan.launch, sets, launches)
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
         for _ in range(REPEATS):
-            for _ in range(4):
+            for _ in range(3):
                 timed.graph.launch()
+            start.record(stream)
+            timed.graph.launch()
+            end.record(stream)
             stream.synchronize()
+            launch_ns.append(cupy.cuda.get_elapsed_time(start, end) * 1e6 / launches)
             stamps = cupy.ndarray((MAX_CTAS, len(STAMPS)), cupy.int64, module.get_global("stamps"))
             taken.append(stamps.get()[: plan.grid])
     # A consumer that is not there, or had no tile, has left zeros, which are never the latest.
     runs = [_latest(run) for run in taken]
-    cycles = {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
-    elapsed_ns = cycles.pop("elapsed_ns")
+    copies = () if config.cp_async_stages else COPYING
+    cycles = {name: np.concatenate([run[name] for run in runs]) for name in CYCLES if name not in copies}
+    elapsed_ns = np.concatenate([run["end_ns"] - run["entry_ns"] for run in runs])
+    within_ns = [run["end_ns"].max() - run["entry_ns"].min() for run in runs]
     return {
         **{name: int(np.median(found)) for name, found in cycles.items()},
         "slowest_read": int(np.median([run["read"].max() for run in runs])),
         "sm_clock_mhz": round(float(np.median(cycles["read"] / elapsed_ns)) * 1000),
+        "launch_ns": round(float(np.median(launch_ns))),
+        "between_ns": round(float(np.median(np.subtract(launch_ns, within_ns)))),
     }
 
 
 def _latest(stamps: Any) -> dict[str, Any]:
-    """For each CTA, cycles since its entry, and nanoseconds from there to its end."""
+    """For each CTA the stamps of its last consumer: cycles since its entry, and what is in nanoseconds."""
     at = {name: stamps[:, index] for index, name in enumerate(STAMPS)}
     for name in BY_CONSUMER:
         at[name] = np.max([at[f"{name}{consumer}"] for consumer in range(CONSUMERS)], axis=0)
-    names = ("first_load", "first_stage", "last_wgmma", "staged", "read")
-    return {**{name: at[name] - at["entry"] for name in names}, "elapsed_ns": at["end_ns"] - at["entry_ns"]}
+    return {**{name: at[name] - at["entry"] for name in CYCLES}, **{name: at[name] for name in ("entry_ns", "end_ns")}}
+
+
+def compiled(spec: KernelSpec, config: KernelConfig, variant: str) -> compiler.Program:
+    """The kernel that leaves stamps behind.
+
+    Raises:
+        CompileError, ValueError: as of `compile_program` and `instrumented`.
+    """
+    unit = kernel_source.program_of(kernel_source.page_of(config))
+    return compiler.compile_program(
+        kernel_source.name_expression(spec, config), instrumented(spec, config, variant), unit
+    )
 
 
 def _compile(spec: KernelSpec, config: KernelConfig, variant: str, folder: Path) -> CompiledKernel:
     healthy = compiler.compile_kernel(spec, config)
-    program = compiler.compile_program(kernel_source.name_expression(spec, config), instrumented(spec, config, variant))
+    program = compiled(spec, config, variant)
     cubin = folder / f"{healthy.cubin.stem}.{variant.replace(' ', '_')}.cubin"
     cubin.write_bytes(program.cubin)
     return dataclasses.replace(healthy, cubin=cubin, lowered_name=program.lowered_name)

@@ -6,7 +6,7 @@ import pytest
 
 from bench import timeline
 from cupygemm.config import KernelConfig, KernelSpec
-from cupygemm.kernels import compiler, kernel_source
+from cupygemm.kernels import compiler
 from cupygemm.problem import Problem
 
 pytestmark = pytest.mark.nvrtc
@@ -16,12 +16,19 @@ DIVIDED = KernelConfig(128, 256, 64, 4, 2, False, 1, 1, True, 4, 40, 0, 2)
 TURNS = DIVIDED.swapped(block_n=128, stages=6, wait_depth=1, ping_pong=True, cluster_m=2)
 
 SHARED = DIVIDED.swapped(block_n=128, cluster_k=4)
+COPYING = DIVIDED.swapped(block_m=64, block_n=64, consumers=1, wait_depth=1, store_stages=1, cp_async_stages=2)
+CONFIGS = {
+    "rows divided": DIVIDED,
+    "by turns": TURNS,
+    "K divided": SHARED,
+    "copied": COPYING,
+    "copied, K divided, swapped": COPYING.swapped(cluster_k=8, swap_ab=True),
+}
 
 
-@pytest.mark.parametrize("config", [DIVIDED, TURNS, SHARED], ids=["rows divided", "by turns", "K divided"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
 def test_every_variant_compiles_as_asked(config: KernelConfig) -> None:
-    for variant in timeline.VARIANTS:
-        headers = timeline.instrumented(SPEC, config, variant)
-        made = compiler.compile_program(kernel_source.name_expression(SPEC, config), headers)
+    for variant in timeline.variants(config):
+        made = timeline.compiled(SPEC, config, variant)
         assert compiler.advisories(made.log) == (), variant
         assert "0 bytes spill stores, 0 bytes spill loads" in made.log, variant

@@ -218,8 +218,8 @@ def _cycles(problem: Problem, config: KernelConfig, variant: str, folder: Path) 
             taken.append(stamps.get()[: plan.grid])
     # A consumer that is not there, or had no tile, has left zeros, which are never the latest.
     runs = [_latest(run) for run in taken]
-    copies = () if config.cp_async_stages else COPYING
-    cycles = {name: np.concatenate([run[name] for run in runs]) for name in CYCLES if name not in copies}
+    absent = () if config.cp_async_stages else COPYING
+    cycles = {name: np.concatenate([run[name] for run in runs]) for name in CYCLES if name not in absent}
     elapsed_ns = np.concatenate([run["end_ns"] - run["entry_ns"] for run in runs])
     within_ns = [run["end_ns"].max() - run["entry_ns"].min() for run in runs]
     return {

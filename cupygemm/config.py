@@ -283,6 +283,21 @@ class KernelConfig:
             store_stages=max(1, self.store_stages),
         )
 
+    def copying(self) -> Self:
+        """The config, legal or not, of the same tiles in a kernel whose consumers copy the first two stages."""
+        return self.swapped(
+            cp_async_stages=min(2, self.stages),
+            consumers=1 if self.ping_pong else self.consumers,
+            ping_pong=False,
+            cluster_m=1,
+            cluster_n=1,
+            wait_depth=1,
+            store_stages=min(1, self.store_stages),
+            producer_registers=CP_ASYNC_PRODUCER_REGISTERS,
+            keep_out=0,
+            prefetch=0,
+        )
+
     def swapped(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return replace(self, **changes)

@@ -40,7 +40,7 @@ FAMILIES = ("small", "splitk", "skinny", "square", "short_k")
 UPDATES = 20
 """Of PPO, after the imitation, where a policy is trained."""
 
-CORE, WIDE, SMALL = SUBSPACES = ("core", "wide", "small")
+CORE, LARGE, SMALL = SUBSPACES = ("core", "large", "small")
 """What `cupygemm record` can measure whole."""
 TABLE_SUFFIX = ".jsonl.gz"
 """How the name of a recorded table ends."""

@@ -72,6 +72,7 @@ _CONFIG: dict[str, Callable[[KernelConfig], float]] = {
     "keep_out": lambda c: c.keep_out,
     "log2 prefetch": lambda c: math.log2(1 + c.prefetch),
     "log2 copied stages": lambda c: math.log2(1 + c.cp_async_stages),
+    "swap_ab": lambda c: c.swap_ab,
 }
 _BOTH = (
     "behind",

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from importlib.resources.abc import Traversable
 
-from cupygemm.config import CP_ASYNC_PRODUCER_REGISTERS, KernelConfig, KernelSpec
+from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import DeviceSpec
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
@@ -73,21 +73,7 @@ def sooner(problem: Problem, device: DeviceSpec, configs: Iterable[KernelConfig]
     if problem.flops > SOON_ENOUGH:
         return []
     spec = KernelSpec.of(problem)
-    found = [
-        config.swapped(
-            cp_async_stages=min(2, config.stages),
-            consumers=1 if config.ping_pong else config.consumers,
-            ping_pong=False,
-            cluster_m=1,
-            cluster_n=1,
-            wait_depth=1,
-            store_stages=min(1, config.store_stages),
-            producer_registers=CP_ASYNC_PRODUCER_REGISTERS,
-            keep_out=0,
-            prefetch=0,
-        )
-        for config in configs
-    ]
+    found = [config.copying() for config in configs]
     return [config for config in dict.fromkeys(found) if illegal_reason(config, spec, device) is None]
 
 

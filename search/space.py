@@ -196,7 +196,8 @@ class SearchSpace:
         """Legal configs that differ in one knob: by one step where it is ordered, by any value where it is not.
 
         With A and B swapped other knobs are exchanged too, so that tiles stay what they are: `KernelConfig.mirrored`.
-        By itself that knob would make tiles of 208x64 of the result out of 64x208.
+        By itself that knob would make tiles of 208x64 of the result out of 64x208. A kernel that comes to copy its
+        first stages may also give up at once what such kernels do not have: `KernelConfig.copying`.
 
         Args:
             config: of the space.
@@ -216,6 +217,8 @@ class SearchSpace:
                 neighbour = self.decode((*indices[:position], other, *indices[position + 1 :]))
                 if self._is_legal(neighbour):
                     found.append(neighbour)
+        if not config.cp_async_stages:
+            found += [each for each in [config.copying()] if self.is_legal(each) and each not in found]
         return found
 
     def enumerate(self) -> Iterator[KernelConfig]:

@@ -16,7 +16,7 @@ from cupygemm.commands.options import (
     gpu_option,
     shape_options,
 )
-from cupygemm.names import SUBSPACES, WIDE
+from cupygemm.names import LARGE, SUBSPACES
 
 
 @click.command("record")
@@ -25,9 +25,9 @@ from cupygemm.names import SUBSPACES, WIDE
 @click.option(
     "--subspace",
     type=click.Choice(SUBSPACES),
-    default=WIDE,
+    default=LARGE,
     show_default=True,
-    help="What is measured; docs/tuning.md says what each has. The package's tables are of wide and small.",
+    help="What is measured; docs/tuning.md says what each has. The package's tables are of large and small.",
 )
 @gpu_option
 @click.option("-o", "--output", "folder", type=FOLDER, required=True, help="Folder to write the tables in.")

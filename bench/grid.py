@@ -11,8 +11,7 @@ baselines as everything that is reported is, and the best of them gets the row. 
     python -m bench.grid splitk small --start cupygemm/bundles/h200.yaml --generations 4 -o climbed.json
 
 searches other suites in the same way, 14 configs more with each generation, from what a bundle has for their problems.
-That is measured beside what is found, and gets a row of its own. With `--beforehand 0 --generations 0` nothing is
-searched, and configs of several bundles are measured beside each other.
+That is measured beside what is found, and gets a row of its own.
 
 Candidates run in this process: a fault or a hang ends it, and what was written stays.
 """
@@ -91,14 +90,6 @@ NAMED_REGISTERS = 40
 @click.option(
     "--generations", type=click.IntRange(min=0), default=GENERATIONS, show_default=True, help="Of neighbours."
 )
-@click.option(
-    "--beforehand",
-    "most",
-    type=click.IntRange(min=0),
-    default=BEFOREHAND,
-    show_default=True,
-    help="Configs that are tried before any neighbours; what --start gives is in any case.",
-)
 @click.option("--bundle", "bundle_path", type=click.Path(path_type=Path), help="Gets the fastest configs.")
 @click.option("--commit", help="Of the source, in place of what git says.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
@@ -108,7 +99,6 @@ def main(
     surveys: tuple[Path, ...],
     starts: tuple[Path, ...],
     generations: int,
-    most: int,
     bundle_path: Path | None,
     commit: str | None,
     output: Path,
@@ -128,7 +118,7 @@ def main(
     missed = 0
     with holding_gpu(0):
         for first in range(0, len(problems), AT_ONCE):
-            group = [Search.of(each, known, started.get(each, ()), most) for each in problems[first : first + AT_ONCE]]
+            group = [Search.of(each, known, started.get(each, ())) for each in problems[first : first + AT_ONCE]]
             for _ in range(generations):
                 compile_ahead(kernel for search in group for kernel in search.kernels())
                 for search in group:
@@ -168,22 +158,15 @@ class Search:
     ran: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(
-        cls,
-        problem: Problem,
-        known: Sequence[Best],
-        started: Sequence[KernelConfig] = (),
-        most: int = BEFOREHAND,
-    ) -> Search:
+    def of(cls, problem: Problem, known: Sequence[Best], started: Sequence[KernelConfig] = ()) -> Search:
         """A search that has tried nothing.
 
         Args:
             problem: that is searched.
             known: what was best for other problems.
             started: what is tried first.
-            most: configs that are tried before any neighbours.
         """
-        steps = beforehand(problem, known, started, most)
+        steps = beforehand(problem, known, started)
         start = tuple(named(config) for config in legal(problem, started))
         return cls(problem, start, steps, steps)
 
@@ -249,20 +232,14 @@ def started_with(bundles: Iterable[Bundle]) -> dict[Problem, list[KernelConfig]]
     return found
 
 
-def beforehand(
-    problem: Problem, known: Sequence[Best], started: Sequence[KernelConfig] = (), most: int = BEFOREHAND
-) -> Steps:
+def beforehand(problem: Problem, known: Sequence[Best], started: Sequence[KernelConfig] = ()) -> Steps:
     """What is tried before anything is measured, by name.
 
     Args:
         problem: that is searched.
         known: what was best for other problems.
         started: what is among it in any case.
-        most: how many there are, unless more were given.
     """
-    given = {named(config): config for config in legal(problem, started)}
-    if len(given) >= most:
-        return given
     alike, steps = relatives(problem, known, RELATIVES), proven(problem)
     guessed = guesses(problem, H200, BEFOREHAND)
     mirrored = [config.mirrored() for config in by_turns(started, alike, steps)]
@@ -274,7 +251,7 @@ def beforehand(
         sooner(problem, H200, by_turns(guessed, mirrored, alike)),
         mirrored,
     )
-    return {named(config): config for config in islice(legal(problem, [*started, *orders]), most)}
+    return {named(config): config for config in islice(legal(problem, [*started, *orders]), BEFOREHAND)}
 
 
 def untried(problem: Problem, tried: Steps, ranked: Sequence[str]) -> Steps:

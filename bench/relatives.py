@@ -47,11 +47,11 @@ def _surveyed(path: Path) -> Iterator[Best]:
 
 def relatives(problem: Problem, known: Iterable[Best], most: int) -> list[KernelConfig]:
     """Different configs, those of the problem itself first, then of the nearest ones."""
-    ordered = sorted(known, key=lambda best: _distance(problem, best.problem))
+    ordered = sorted(known, key=lambda best: distance(problem, best.problem))
     return list(dict.fromkeys(best.config for best in ordered))[:most]
 
 
-def _distance(one: Problem, other: Problem) -> float:
+def distance(one: Problem, other: Problem) -> float:
     """In octaves of the sizes; what lies otherwise, or has other dtypes, is half an octave off."""
     sizes = ((one.m, other.m), (one.n, other.n), (one.k, other.k))
     apart = sum(abs(math.log2(x / y)) for x, y in sizes)

@@ -35,7 +35,7 @@ def test_every_step_is_legal_for_every_problem_of_its_suite() -> None:
     [
         ("small", Problem(512, 512, 512), False),
         ("small", Problem(1024, 1024, 1024), False),
-        ("small", Problem(1024, 1024, 4096), True),
+        ("small", Problem(1024, 1024, 4096), False),
         ("splitk", Problem(64, 64, 4096), True),
     ],
 )

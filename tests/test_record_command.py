@@ -14,6 +14,7 @@ from cupygemm.device import H200
 from cupygemm.errors import LaunchError
 from cupygemm.kernels import driver
 from cupygemm.measurement import Record
+from cupygemm.names import LARGE
 from cupygemm.search.recorded import find_table
 from cupygemm.search.replay import ReplayRunner
 from cupygemm.search.store import TrialStore
@@ -60,7 +61,7 @@ def gpu(monkeypatch, toy, toy_table, model):
     )
     monkeypatch.setattr(driver, "hopper_devices", lambda: [0])
     monkeypatch.setattr(driver, "device_spec", lambda index: H200)
-    monkeypatch.setitem(SUBSPACES, "wide", toy)
+    monkeypatch.setitem(SUBSPACES, LARGE, toy)
     return kind
 
 

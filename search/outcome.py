@@ -55,14 +55,14 @@ class BundleFile:
         check_writable(path)
         self._read()
 
-    def replaces(self, problem: Problem) -> bool:
-        """Whether the entry for a problem was measured with other kernel sources, and gives way to any new one."""
+    def replaces(self, problem: Problem) -> str | None:
+        """Why the entry for a problem gives way to any new one; None where the better one stays, or there is none."""
         bundle = self._read()
         before = None if bundle is None else bundle.entry(problem)
-        return bundle is not None and before is not None and self._gives_way(bundle, before)
+        return None if bundle is None or before is None else self._why_it_gives_way(bundle, before)
 
     def add(self, best: Record, search: SearchInfo) -> Saved:
-        """Puts the entry in unless the one for the same problem is better and of the same kernel sources.
+        """Puts the entry in, unless the one for the same problem is better and does not give way.
 
         The file is locked and read again: others may have added to it during the search.
 
@@ -79,7 +79,7 @@ class BundleFile:
     def _merge(self, entry: Entry) -> Saved:
         bundle = self._read()
         before = None if bundle is None else bundle.entry(entry.problem)
-        is_kept = bundle is not None and before is not None and not self._gives_way(bundle, before)
+        is_kept = bundle is not None and before is not None and self._why_it_gives_way(bundle, before) is None
         if before is not None and is_kept and not entry.beats(before):
             return Saved(self.path, "kept", before)
         device = BundleDevice.of(self._target.device, self._target.provenance)
@@ -87,10 +87,14 @@ class BundleFile:
         (new if bundle is None else bundle.merged(new)).save(self.path)
         return Saved(self.path, "added" if before is None else "replaced", before)
 
-    def _gives_way(self, bundle: Bundle, before: Entry) -> bool:
-        """Whether an entry's times are of other kernel sources than those that were measured now, on a GPU."""
-        measured_now = self._target.recorded is None
-        return measured_now and bundle.outdated(before, self._target.source_digest_of(before.config)) is not None
+    def _why_it_gives_way(self, bundle: Bundle, before: Entry) -> str | None:
+        """What is wrong with an entry beside what is measured now, on a GPU; None for nothing, and on replay."""
+        if self._target.recorded is not None:
+            return None
+        if before.is_recorded:
+            return "was replayed"
+        outdated = bundle.outdated(before, self._target.source_digest_of(before.config))
+        return None if outdated is None else "is of other kernel sources"
 
     def _read(self) -> Bundle | None:
         """What the new entry joins; None where there is no file."""
@@ -105,15 +109,17 @@ class BundleFile:
 
     def _entry(self, best: Record, search: SearchInfo) -> Entry:
         target = self._target
+        origin: dict[str, Any] = self._origin(best.config)
         known = {"cublaslt_us": self._cublaslt_us(best)}
         if target.recorded is not None:
             known["spread"] = target.recorded.rows[best.config].spread
+            origin["replayed"] = True
         return Entry(
             problem=best.problem,
             config=best.config,
             measured=Measured.of(best.measurement, **known),
             search=search,
-            provenance={**target.provenance, **self._origin(best.config)},
+            provenance={**target.provenance, **origin},
         )
 
     def _origin(self, config: KernelConfig) -> dict[str, str]:
@@ -168,4 +174,4 @@ def result_event(
 
 
 def _times(entry: Entry) -> dict[str, Any]:
-    return {"us": entry.measured.us, "speedup": entry.measured.speedup}
+    return {"us": entry.measured.us, "speedup": entry.measured.speedup, "recorded": entry.is_recorded}

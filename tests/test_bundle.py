@@ -229,9 +229,14 @@ def test_entries_hold_for_other_kernel_sources_which_it_says():
     # What an entry says of itself counts more than what the bundle says of all.
     own = second.model_copy(update={"provenance": {"source_digest": "d2"}})
     assert (loaded.outdated(own, "d2"), loaded.source_digest_of(own)) == (None, "d2")
-    recorded = second.model_copy(update={"provenance": {"command": "cupygemm record 8x8x8 -o tables"}})
+    recorded = second.model_copy(update={"provenance": {"replayed": True}})
     remark = "recorded with other kernel sources (d1, now d2): nothing was measured here, `cupygemm tune`"
     assert loaded.outdated(recorded, "d2").startswith(remark)
+    assert loaded.remark(recorded, "d2") == loaded.outdated(recorded, "d2")
+    assert loaded.remark(recorded, "d1").startswith("recorded elsewhere and replayed: nothing was measured here")
+    assert loaded.remark(first, "d1") is None
+    assert first.beats(recorded)
+    assert not recorded.beats(first)
     odd = second.model_copy(update={"provenance": {"source_digest": ["d2"]}})
     assert loaded.source_digest_of(odd) == "d1"
 

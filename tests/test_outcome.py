@@ -46,15 +46,27 @@ def test_a_bundle_that_exists_is_added_to(run, tmp_path):
 def test_an_entry_of_other_sources_gives_way_to_what_a_gpu_measures(tmp_path, target):
     path = tmp_path / "tuned.yaml"
     for problem in (PROBLEM, SMALL):
-        BundleFile(path, target).add(result(target, 40.0, problem), SEARCH)
+        BundleFile(path, replace(target, recorded=None)).add(result(target, 40.0, problem), SEARCH)
     on_gpu = BundleFile(path, replace(target, recorded=None, source_digest="d2", provenance={"source_digest": "d2"}))
-    assert on_gpu.replaces(PROBLEM)
-    assert not on_gpu.replaces(replace(PROBLEM, m=8))
+    assert on_gpu.replaces(PROBLEM) == "is of other kernel sources"
+    assert on_gpu.replaces(replace(PROBLEM, m=8)) is None
     assert on_gpu.add(result(target, 45.0), SEARCH).change == "replaced"
-    assert not on_gpu.replaces(PROBLEM)
+    assert on_gpu.replaces(PROBLEM) is None
     assert on_gpu.add(result(target, 46.0), SEARCH).change == "kept"
     saved = Bundle.load(path)
     assert {entry.problem: saved.source_digest_of(entry) for entry in saved.entries} == {PROBLEM: "d2", SMALL: "d1"}
+
+
+def test_what_was_replayed_gives_way_to_any_measurement_and_takes_the_place_of_none(run, tmp_path, target):
+    path = tmp_path / "tuned.yaml"
+    BundleFile(path, target).add(result(target, 1.0), SEARCH)
+    on_gpu = BundleFile(path, replace(target, recorded=None))
+    assert on_gpu.replaces(PROBLEM) == "was replayed"
+    assert on_gpu.add(result(target, 45.0), SEARCH).change == "replaced"
+    assert on_gpu.replaces(PROBLEM) is None
+    done = run("--budget", "5", "-o", str(path))
+    assert "keeps its entry of 45.00 µs (1.111× cuBLAS), which was measured" in done.stdout
+    assert Bundle.load(path).entries[0].measured.us == 45.0
 
 
 @pytest.mark.parametrize(("provenance", "digest"), [({"cp_async_source_digest": "c1"}, "c1"), ({}, "unknown")])
@@ -76,7 +88,7 @@ def test_a_replay_replaces_entries_of_other_sources_only_if_it_is_better(tmp_pat
     path = tmp_path / "tuned.yaml"
     BundleFile(path, replace(target, source_digest="d2", provenance={})).add(result(target, 45.0), SEARCH)
     replayed = BundleFile(path, target)
-    assert not replayed.replaces(PROBLEM)
+    assert replayed.replaces(PROBLEM) is None
     assert replayed.add(result(target, 46.0), SEARCH).change == "kept"
     assert replayed.add(result(target, 44.0), SEARCH).change == "replaced"
 
@@ -84,7 +96,7 @@ def test_a_replay_replaces_entries_of_other_sources_only_if_it_is_better(tmp_pat
 def test_a_search_says_that_it_replaces_what_other_sources_measured(run, tmp_path, target, monkeypatch):
     output = tmp_path / "tuned.yaml"
     BundleFile(output, target).add(result(target, 45.0), SEARCH)
-    monkeypatch.setattr(BundleFile, "replaces", lambda self, problem: problem == PROBLEM)
+    monkeypatch.setattr(BundleFile, "replaces", lambda self, problem: "is of other kernel sources")
     done = run("--budget", "5", "-o", str(output))
     assert done.exit_code == 0
     assert f"its entry for {PROBLEM} is of other kernel sources and will be replaced" in done.stderr
@@ -154,10 +166,11 @@ def test_a_worse_result_says_that_it_is_not_kept(run, tmp_path):
     assert (good["bundle_entry"], good["entry_before"]) == ("added", None)
     bad = events(run("--json", "--strategy", "exhaustive", "--budget", "1", "-o", output))[-1]
     assert (bad["bundle"], bad["bundle_entry"]) == (output, "kept")
-    assert bad["entry_before"] == {"us": good["best_us"], "speedup": good["speedup"]}
+    assert bad["entry_before"] == {"us": good["best_us"], "speedup": good["speedup"], "recorded": True}
     words = run("--strategy", "exhaustive", "--budget", "1", "-o", output).stdout
     assert f"keeps its entry of {good['best_us']:.2f} µs" in words
-    assert f"better than {bad['best_us']:.2f} µs" in words
+    assert f"{bad['best_us']:.2f} µs" in words
+    assert "is no better" in words
 
 
 def test_a_replaced_entry_is_told_with_both_results(run, tmp_path):

@@ -2,12 +2,12 @@
 
 An evaluation is a different legal config that was measured. A run is as many trials as it may measure, which is what a
 budget is to Optuna, and it ends there: each ask takes longer than the one before, and the estimator asks again and
-again for what it likes best. A trial that asks again is told that it was pruned: then about 240 of 500 trials on `wide`
-are different, told its time once more 125 are, and told nothing a dozen.
+again for what it likes best. A trial that asks again is told that it was pruned: then about 220 of 500 trials on `large`
+are different, and told its time once more 155 are.
 
 Optuna knows no constraint between categories that it could keep. `tpe_pruned` searches the product of all values and
 is told that an illegal config was pruned, which the estimator counts as bad. It searches other people's tables alone:
-of the product of `wide` one point in 3,000 is legal, and of 2,000 trials none was. `tpe` is offered only values that
+of the product of `large` one point in 2,500 is legal, and of 2,000 trials none was. `tpe` is offered only values that
 lead to a legal config: a parameter whose values are restricted has a name of its own for each set of values left,
 which is how Optuna writes spaces that depend on what was chosen.
 """

@@ -27,6 +27,7 @@ from cupygemm.measurement import Measurement
 from cupygemm.problem import Problem
 
 SCHEMA: Literal["cupygemm.bundle/1"] = "cupygemm.bundle/1"
+ANEW = "`cupygemm tune` on a Hopper GPU measures anew"
 
 
 def _reader(kind: type[Problem] | type[KernelConfig]) -> Callable[[Any], Any]:
@@ -165,7 +166,8 @@ class Entry(_Strict):
     """One problem and the best config known for it.
 
     Attributes:
-        provenance: date, commit, driver and so on of the measurement, as `provenance.collect` gives them.
+        provenance: date, commit, driver and so on of the measurement, as `provenance.collect` gives them; with
+            `replayed: true` where they are those of a recorded table.
     """
 
     problem: _ProblemField
@@ -185,7 +187,7 @@ class Entry(_Strict):
     @property
     def is_recorded(self) -> bool:
         """Whether its times are out of a recorded table, and none that its search has measured."""
-        return str(self.provenance.get("command")).startswith("cupygemm record")
+        return self.provenance.get("replayed") is True
 
     @property
     def is_slower(self) -> bool:
@@ -193,7 +195,12 @@ class Entry(_Strict):
         return self.speedup is not None and self.speedup < 1
 
     def beats(self, other: Entry) -> bool:
-        """Whether it is the better one for their problem: by speedup over cuBLAS, or by time where one has none."""
+        """Whether it is the better one for their problem: by speedup over cuBLAS, or by time where one has none.
+
+        What a search measured is better than what a replay was answered, whatever the times are.
+        """
+        if self.is_recorded != other.is_recorded:
+            return other.is_recorded
         if self.speedup is None or other.speedup is None:
             return self.measured.us < other.measured.us
         return self.speedup > other.speedup
@@ -305,16 +312,26 @@ class Bundle(_Strict):
             return f"it was measured on another kind of GPU: its compute capability is {mine}, not {theirs}"
         return None
 
+    def remark(self, entry: Entry, source_digest: str) -> str | None:
+        """What to say of where an entry's times are from; None where its search measured the kernel at hand.
+
+        Args:
+            source_digest: of the sources at hand of the entry's kernel.
+        """
+        outdated = self.outdated(entry, source_digest)
+        if outdated is None and entry.is_recorded:
+            return f"recorded elsewhere and replayed: nothing was measured here, {ANEW}"
+        return outdated
+
     def outdated(self, entry: Entry, source_digest: str) -> str | None:
         """What to say where an entry was measured with other kernel sources than these; None where it was not."""
         theirs = self.source_digest_of(entry)
         if theirs == source_digest:
             return None
         sources = f"with other kernel sources ({theirs[:16]}, now {source_digest[:16]})"
-        anew = "`cupygemm tune` on a Hopper GPU measures anew"
         if entry.is_recorded:
-            return f"recorded {sources}: nothing was measured here, {anew}"
-        return f"measured {sources}: its times may be others now, {anew}"
+            return f"recorded {sources}: nothing was measured here, {ANEW}"
+        return f"measured {sources}: its times may be others now, {ANEW}"
 
     def elsewhere(self, device: DeviceSpec) -> str | None:
         """What to say where entries measured on another GPU are used on this one; None on the GPU they are of."""

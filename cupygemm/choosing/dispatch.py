@@ -308,15 +308,15 @@ class Dispatcher:
         return Choice("own", why, entry.problem, entry.config, source.name, entry)
 
     def _remarks(self, source: Source, entry: Entry, device: DeviceSpec) -> str:
-        """What to add where an entry is of another GPU or of other kernel sources; logged too, once a bundle."""
+        """What to add where an entry was not measured here, with these kernel sources; logged too, once a bundle."""
         elsewhere = source.bundle.elsewhere(device)
-        outdated = source.bundle.outdated(entry, compiler.source_digest(entry.config))
+        origin = source.bundle.remark(entry, compiler.source_digest(entry.config))
         if elsewhere is not None:
             self._log_once(source, elsewhere, logging.WARNING, elsewhere)
-        if outdated is not None:
+        if origin is not None:
             # Of the shipped bundle this is nothing that its user could mend.
-            self._log_once(source, "sources", logging.DEBUG if source.ships else logging.WARNING, outdated)
-        return "".join(f", {remark}" for remark in (elsewhere, outdated) if remark is not None)
+            self._log_once(source, "sources", logging.DEBUG if source.ships else logging.WARNING, origin)
+        return "".join(f", {remark}" for remark in (elsewhere, origin) if remark is not None)
 
     def _entries(self, problem: Problem, device: DeviceSpec) -> Iterator[tuple[Source, Entry]]:
         """As `InForce.entries`, each looked up under the lock, which is not held in between."""

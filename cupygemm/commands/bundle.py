@@ -64,7 +64,10 @@ def bundle_validate(path: Path) -> None:
 @click.argument("paths", metavar="BUNDLE...", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, help="Bundle to write.")
 def bundle_merge(paths: tuple[Path, ...], output: Path) -> None:
-    """Join bundles of one device; of two entries for a problem the better stays, by its speedup over cuBLAS."""
+    """Join bundles of one device; of two entries for a problem the one with the better speedup over cuBLAS stays.
+
+    An entry that a replay was answered gives way to any that was measured.
+    """
     from cupygemm.bundles.bundle import Bundle, merged_all
 
     bundle = merged_all({path: Bundle.load(path) for path in paths})

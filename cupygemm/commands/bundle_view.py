@@ -29,9 +29,9 @@ def lines(bundle: Bundle, source_digest: Callable[[KernelConfig], str]) -> Itera
         yield str(entry.problem)
         if entry.is_slower:
             yield "  slower than cuBLAS, which matmul therefore runs"
-        outdated = bundle.outdated(entry, source_digest(entry.config))
-        if outdated is not None:
-            yield from wrap(printable(outdated), WIDTH, initial_indent="  ", subsequent_indent="  ")
+        remark = bundle.remark(entry, source_digest(entry.config))
+        if remark is not None:
+            yield from wrap(printable(remark), WIDTH, initial_indent="  ", subsequent_indent="  ")
         for pairs in (_times(entry), _search(entry), entry.config.to_dict()):
             yield from _block(pairs)
 

@@ -110,8 +110,8 @@ def _gpu_target(request: TuneRequest, index: int) -> Target:
 
 def _tune(request: TuneRequest, target: Target) -> None:
     output = None if request.output is None else BundleFile(request.output, target)
-    if output is not None and output.replaces(request.problem):
-        _warn(f"{output.path}: its entry for {request.problem} is of other kernel sources and will be replaced")
+    if output is not None and (why := output.replaces(request.problem)) is not None:
+        _warn(f"{output.path}: its entry for {request.problem} {why} and will be replaced")
     view = make_view(click.echo, request.as_json, _expected(request, target))
     guidance = Guidance(None, "")
     seeded = request.strategy in (None, *SEEDED)

@@ -235,7 +235,8 @@ def _change(event: Mapping[str, Any]) -> str:
         return ""
     old, new = _time(before["us"], before["speedup"]), _time(event["best_us"], event["speedup"])
     if event["bundle_entry"] == "kept":
-        return f" keeps its entry of {old}, which is better than {new}"
+        replayed = "optimum_us" in event and not before["recorded"]
+        return f" keeps its entry of {old}, " + ("which was measured" if replayed else f"{new} is no better")
     return f", where it replaces an entry of {old} by {new}"
 
 

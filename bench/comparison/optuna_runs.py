@@ -2,8 +2,8 @@
 
 An evaluation is a different legal config that was measured. A run is as many trials as it may measure, which is what a
 budget is to Optuna, and it ends there: each ask takes longer than the one before, and the estimator asks again and
-again for what it likes best. A trial that asks again is told that it was pruned: then about 220 of 500 trials on `large`
-are different, and told its time once more 155 are.
+again for what it likes best. A trial that asks again is told that it was pruned: then about 220 of 500 trials on
+`large` are different, and told its time once more 155 are.
 
 Optuna knows no constraint between categories that it could keep. `tpe_pruned` searches the product of all values and
 is told that an illegal config was pruned, which the estimator counts as bad. It searches other people's tables alone:

@@ -117,23 +117,28 @@ def test_the_residual_may_be_the_result(name: str, kernels: Kernels) -> None:
     assert verify.check(in_place.out, reference).ok
 
 
+@pytest.mark.parametrize("count", [1, 2], ids=["in place", "two buffers"])
 @pytest.mark.parametrize("name", WITH_RESIDUAL)
-def test_dependent_launches_wait_for_the_residual_too(name: str, kernels: Kernels) -> None:
-    """A chain over two buffers in which the operands are there all along, and each residual is the result before."""
+def test_dependent_launches_wait_for_the_residual_too(name: str, count: int, kernels: Kernels) -> None:
+    """The operands are there all along, and each residual is the result before: it adds one, so none is like another.
+
+    Integers that fp16 holds: a residual that is read before it is written, or out of a cache, leaves a sum too small.
+    """
     cupy = driver.cupy()
-    problem, steps = Problem(520, 264, 64, epilogue="residual"), 40
+    problem, steps = Problem(520, 264, 64, epilogue="residual"), 400
     plan = kernels.plan(problem, CONFIGS[name], dependent_launch=True)
     given = operands(problem, verify.ZERO_MEAN, 7)
-    given.a[...] = 0
-    buffers = [cupy.full((520, 264), float("nan"), dtype=cupy.float16) for _ in range(2)]
+    given.a[...], given.b[...] = 0, 0
+    given.a[:, 3], given.b[3, :] = 1, 1
+    first = cupy.arange(520 * 264, dtype=cupy.int32).reshape(520, 264) % 17 - 8
+    buffers = [cupy.full((520, 264), float("nan"), dtype=cupy.float16) for _ in range(count)]
     with cupy.cuda.Stream(non_blocking=True) as stream:
         cupy.cuda.Device().synchronize()
         for _ in range(10):
-            buffers[0][...] = given.residual
+            buffers[0][...] = first
             for step in range(steps):
-                before, after = buffers[step % 2], buffers[(step + 1) % 2]
-                plan(given.a, given.b, after, residual=before, beta=-1.0)
-            assert bool((buffers[steps % 2] == given.residual).all())
+                plan(given.a, given.b, buffers[(step + 1) % count], residual=buffers[step % count])
+            assert bool((buffers[steps % count] == first + steps).all())
         stream.synchronize()
 
 

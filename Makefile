@@ -36,6 +36,7 @@ demo: .venv-demo/ready
 	@mkdir -p $(dir $(DEMO))
 	.venv-demo/bin/cupygemm tune $(SHAPE) --dtype float16 --budget 100 --seed 0 --device auto -o $(DEMO)
 	.venv-demo/bin/cupygemm bundle show $(DEMO)
+	@echo; echo "The bundle is $(DEMO). For the command cupygemm in this shell: . .venv-demo/bin/activate"
 
 # What is missing would skip tests that need it: here it is an error.
 test: lint $(NVRTCS)

@@ -79,7 +79,8 @@ def read_file(path: Path, schemas: Collection[str] = ()) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FileError(f"{path}: {error.strerror or error}") from error
+        remedy = "name a file that is there: `cupygemm bench -o FILE` writes one"
+        raise FileError(f"{path}: {error.strerror or error}; {remedy}") from error
     except ValueError as error:
         raise FileError(f"{path}: not JSON, as recorded results are: {error}") from error
     schema = document.get("schema") if isinstance(document, dict) else None

@@ -41,7 +41,7 @@ def _read_targets(read: Callable[..., _Read], *args: Any) -> _Read:
         raise click.BadParameter(str(error), param_hint="SUITE or MxNxK") from error
 
 
-@click.command("bench")
+@click.command("bench", short_help="Time problems against cuBLAS and cublasLt.")
 @click.argument("targets", metavar="[SUITE | MxNxK...]", nargs=-1)
 @shape_options
 @click.option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-@click.command("doctor")
+@click.command("doctor", short_help="Say what works on this machine, and what to do.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_context
 def doctor_command(ctx: click.Context, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from cupygemm.names import FAMILIES, L2_TERMS, L2_WEIGHT, SPILL_WEIGHT, UPDATES
 _WEIGHT = click.FloatRange(min=0)
 
 
-@click.command("train")
+@click.command("train", short_help="Train a policy on recorded tables.")
 @click.option("--tables", type=FOLDER, help=TABLES_HELP)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(

@@ -9,7 +9,7 @@ import click
 from cupygemm.commands.options import PATH
 
 
-@click.command("warmup")
+@click.command("warmup", short_help="Compile the kernels of a bundle ahead.")
 @click.argument("bundle", required=False, type=PATH)
 @click.option("--threads", type=click.IntRange(min=1), help="Compile so many kernels at once. Default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")

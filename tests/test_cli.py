@@ -89,7 +89,7 @@ def test_the_bundle_carries_what_the_table_recorded(run, tmp_path, toy_table):
     assert found.measured.us == last["best_us"]
     assert found.measured.cublaslt_us == toy_table.baselines["cublaslt_us"]
     assert found.measured.spread == toy_table.rows[found.config].spread
-    assert found.provenance == toy_table.provenance
+    assert found.provenance == {**toy_table.provenance, "replayed": True}
     assert (found.search.strategy, found.search.seed, found.search.evaluations) == ("cma", 0, 100)
     assert (bundle.device.name, bundle.device.driver) == (H200.name, "580.1")
     assert bundle.tool.source_digest == "d1"

@@ -19,7 +19,7 @@ def bundle_group() -> None:
     """Look at bundles of tuned configs."""
 
 
-@bundle_group.command("show")
+@bundle_group.command("show", short_help="Print a bundle; without a PATH the shipped one.")
 @click.argument("path", required=False, type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def bundle_show(path: Path | None, as_json: bool) -> None:
@@ -60,7 +60,7 @@ def bundle_validate(path: Path) -> None:
         )
 
 
-@bundle_group.command("merge")
+@bundle_group.command("merge", short_help="Join bundles of one device.")
 @click.argument("paths", metavar="BUNDLE...", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, help="Bundle to write.")
 def bundle_merge(paths: tuple[Path, ...], output: Path) -> None:

@@ -17,7 +17,7 @@ def export_group() -> None:
     """Write recorded tables for other programs."""
 
 
-@export_group.command("kernel-tuner")
+@export_group.command("kernel-tuner", short_help="A recorded table as a cache file.")
 @click.argument("table", metavar="TABLE | MxNxK")
 @shape_options
 @click.option("--tables", type=FOLDER, help=TABLES_HELP)

@@ -1,9 +1,8 @@
 """Configs to begin with: what was best for problems that are recorded, and what is estimated to be good.
 
-A table of another shape does not say what is best here, but it knows which corners of billions of points are any
+A table of another shape does not say what is best here, but it knows which corners of so many points are any
 good. On a GPU the table of the problem itself comes first, if there is one; on replay it is left out, so that a search
-is never told its answer. Guesses are for GPUs only: they are
-not made for what a table holds.
+is never told its answer. Guesses are for GPUs only: they are not made for what a table holds.
 """
 
 from __future__ import annotations
@@ -56,11 +55,15 @@ def seeds(
         FileError: there is no such folder, or a table in it cannot be read.
     """
     recorded = recorded_seeds(problem, folder, replayed)
-    suggested = guide.ranked(SUGGESTED) if guide is not None else []
     if replayed:
-        return by_turns(suggested, recorded)
-    known = by_turns(suggested, recorded, guesses(problem, device, GUESSES))
+        return known_from_others(guide, recorded)
+    known = known_from_others(guide, recorded, guesses(problem, device, GUESSES))
     return by_turns(known, sooner(problem, device, known[:SOONER]))
+
+
+def known_from_others(guide: Guide | None, *orders: Iterable[KernelConfig]) -> tuple[KernelConfig, ...]:
+    """What a policy suggests first, if there is one, and other orders of configs by turns."""
+    return by_turns([] if guide is None else guide.ranked(SUGGESTED), *orders)
 
 
 def sooner(problem: Problem, device: DeviceSpec, configs: Iterable[KernelConfig]) -> list[KernelConfig]:

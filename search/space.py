@@ -289,8 +289,8 @@ FULL_KNOBS = (
     Knob("keep_a", (-1, 0, 1)),
     Knob("keep_b", (-1, 0, 1)),
     Knob("keep_out", (-1, 0)),
-    Knob("prefetch", (0, 1, 2, 4, 8)),
+    Knob("prefetch", (0, 1, 2, 4, 8, 12)),
     Knob("cp_async_stages", (0, 1, 2, 4, 8)),
     Knob("swap_ab", (False, True), ordered=False),
 )
-"""The default space, some billions of points before legality."""
+"""The default space, some 10¹² points before legality."""

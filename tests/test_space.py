@@ -153,17 +153,17 @@ def core() -> SearchSpace:
     return SUBSPACES["core"].space(PROBLEM, H200)
 
 
-def test_the_recorded_subspace_has_a_useful_size(core):
+def test_the_core_subspace_has_a_useful_size(core):
     assert 500 <= core.size <= 3000
     assert sum(knob.varies for knob in core.knobs) >= 6
 
 
-def test_both_recorded_problems_share_it(core):
+def test_problems_of_one_dtype_and_layout_share_it(core):
     other = SUBSPACES["core"].space(Problem(512, 512, 8192), H200)
     assert set(other.members) == set(core.members)
 
 
-def test_every_value_of_the_recorded_subspace_is_used(core):
+def test_every_value_of_the_core_subspace_is_used(core):
     # A value that no legal point takes would only be a fault of the declaration.
     for knob in core.knobs:
         assert {getattr(config, knob.name) for config in core.members} == set(knob.values), knob.name
@@ -185,6 +185,13 @@ def test_every_value_of_the_recorded_subspace_is_used(core):
 def test_configs_known_to_be_good_are_in_it(core, changes):
     usual = KernelConfig(128, 256, 64, 4, 2, False, 1, 1, True, 1, 40, 1, 2)
     assert core.is_legal(usual.swapped(**changes))
+
+
+@pytest.mark.parametrize("name", SUBSPACES)
+def test_the_full_space_has_every_value_of_a_subspace(name):
+    full = {knob.name: set(knob.values) for knob in FULL_KNOBS}
+    for knob in SUBSPACES[name].knobs:
+        assert set(knob.values) <= full[knob.name], knob.name
 
 
 @pytest.fixture(scope="module", params=[LARGE, SMALL])

@@ -13,7 +13,7 @@ from bench.comparison.policies import Training, of_other_families
 from cupygemm.config import KernelConfig
 from cupygemm.search.families import family
 from cupygemm.search.rewards import RewardWeights
-from cupygemm.search.seeds import SUGGESTED, by_turns
+from cupygemm.search.seeds import known_from_others
 from cupygemm.search.space import SearchSpace
 from cupygemm.search.strategies import Strategy, StrategyContext, make_strategy
 from cupygemm.search.suggest import Guide
@@ -95,10 +95,10 @@ def run(case: Case, name: str, seed: int, evaluations: int, work: Path) -> list[
         guide = _guide(case, name, seed % policies.TRAININGS, work)
         if not variant.masks:
             space = SearchSpace(space.knobs, lambda config: True, guide.candidates)
-    suggested = [] if guide is None else guide.ranked(SUGGESTED)
-    start = by_turns(suggested, case.nearest if variant.nearest else ())
+    start = known_from_others(guide, case.nearest if variant.nearest else ())
     # Unmasked, suggestions stay as they are; what others found best here is legal in any case or known not to be.
-    legal = [config for config in start if case.space.is_legal(config) or (not variant.masks and config in suggested)]
+    unmasked = () if variant.masks else known_from_others(guide)
+    legal = [config for config in start if case.space.is_legal(config) or config in unmasked]
     strategy = _strategy(variant, StrategyContext(space, seed, legal, variant.rewards, guide))
     result = tune(case.problem, space, strategy, case.runner, Budget(evaluations))
     return [inf if trial.measurement.us is None else trial.measurement.us for trial in result.trials]

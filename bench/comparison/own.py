@@ -17,7 +17,7 @@ from bench.comparison.policies import Training
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
 from cupygemm.search.families import family
-from cupygemm.search.seeds import SUGGESTED, by_turns
+from cupygemm.search.seeds import known_from_others
 from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.suggest import Guide
 from cupygemm.search.transfer_options import TrainingOptions
@@ -87,8 +87,7 @@ def _asked(case: Case, name: str, seed: int, evaluations: int, work: Path) -> li
 
 def _start(case: Case, guide: Guide | None) -> list[KernelConfig]:
     """Configs to start from that are legal here, as `seeds` makes them for `cupygemm tune`."""
-    suggested = [] if guide is None else guide.ranked(SUGGESTED)
-    return [config for config in by_turns(suggested, case.nearest) if case.space.is_legal(config)]
+    return [config for config in known_from_others(guide, case.nearest) if case.space.is_legal(config)]
 
 
 @cache

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench.comparison import kernel_tuner_runs, optuna_runs, own, policies
+from bench.comparison import kernel_tuner_runs, optuna_runs, own
 from bench.comparison.cases import RECORDED, Case
+from bench.comparison.depends import digest_of
 from cupygemm.errors import ConfigError, not_installed
 from cupygemm.names import SEARCH_PACKAGES, STRATEGIES
 
@@ -119,10 +119,10 @@ def version_of(name: str) -> str:
     package = kind(name)
     if package != "cupygemm":
         module = {"kernel_tuner": kernel_tuner_runs, "optuna": optuna_runs}[package]
-        return f"{package} {version(package)} {_digest([Path(str(module.__file__))])}"
-    sources = Path(str(files("cupygemm.search")))
-    here = [Path(str(module.__file__)) for module in (own, policies)]
-    return f"cupygemm {_digest([*here, *sorted(sources.rglob('*.py'))])}"
+        return f"{package} {version(package)} {_digest(Path(str(module.__file__)))}"
+    # Strategies are imported by name, so what they import is not found otherwise.
+    strategies = (strategy.partition(":")[0] for strategy in STRATEGIES.values())
+    return f"cupygemm {digest_of(frozenset((own.__name__, *strategies)))}"
 
 
 def packages() -> dict[str, str]:
@@ -151,8 +151,5 @@ def _compile_first(case: Case, name: str, evaluations: int, work: Path) -> None:
         _compiled.add((case.group, name, evaluations))
 
 
-def _digest(paths: list[Path]) -> str:
-    whole = hashlib.sha256()
-    for path in paths:
-        whole.update(path.read_bytes())
-    return whole.hexdigest()[:12]
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]

@@ -10,10 +10,10 @@ import hashlib
 import json
 from dataclasses import asdict
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.comparison.depends import digest_of
 from cupygemm.search.families import family
 from cupygemm.search.recorded import Recorded, recorded_tables
 from cupygemm.search.table import Table
@@ -24,13 +24,8 @@ TRAININGS = 3
 """Seeds of the training: searches take turns with them."""
 TRAINED, IMITATING = TrainingOptions(), TrainingOptions(updates=0)
 """How policies are trained: as the one that ships, and one that only imitates."""
-LEARNT_WITH = (
-    "choosing/estimate.py",
-    *("search/features.py", "search/networks.py", "search/ppo.py", "search/replay.py", "search/rewards.py"),
-    *("search/traffic.py", "search/transfer.py", "search/transfer_options.py", "search/transfer_training.py"),
-    "search/weights.py",
-)
-"""Sources that a trained policy depends on."""
+TRAINER = "cupygemm.search.transfer_training"
+"""What a trained policy depends on, with all that it imports."""
 
 
 class Training(NamedTuple):
@@ -99,16 +94,7 @@ def _read(path: Path) -> PolicyWeights:
 @cache
 def _digest(training: Training) -> str:
     options = json.dumps(asdict(training.options), sort_keys=True)
-    whole = hashlib.sha256(f"{options} {_sources()}".encode())
+    whole = hashlib.sha256(f"{options} {digest_of(frozenset((TRAINER,)))}".encode())
     for each in of_other_families(training.folder, training.family):
         whole.update(hashlib.sha256(each.path.read_bytes()).digest())
     return whole.hexdigest()[:12]
-
-
-@cache
-def _sources() -> str:
-    """A digest of `LEARNT_WITH`."""
-    whole = hashlib.sha256()
-    for name in LEARNT_WITH:
-        whole.update(files("cupygemm").joinpath(name).read_bytes())
-    return whole.hexdigest()

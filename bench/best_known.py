@@ -35,9 +35,9 @@ from cupygemm.measuring.measure import Bench
 from cupygemm.measuring.results import times_document, write_results
 from cupygemm.names import LARGE, ROTATED, SMALL
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import recorded_tables
-from cupygemm.search.subspace import SUBSPACES
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.recorded import recorded_tables
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.spaces.subspace import SUBSPACES
 
 SUITES_SHOWN = tuple(suite for suite in SEARCHED if suite not in (SUITE, "layouts", "tokens"))
 RECORDED_SPEC = KernelSpec.of(Problem(1024, 1024, 1024))

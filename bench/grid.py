@@ -45,9 +45,9 @@ from cupygemm.measuring.suites import select
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
+from cupygemm.search.policy.suggest import suggestions
 from cupygemm.search.seeds import by_turns, sooner
-from cupygemm.search.space import FULL_KNOBS
-from cupygemm.search.suggest import suggestions
+from cupygemm.search.spaces.space import FULL_KNOBS
 
 SUITE = "grid_sample"
 SEARCHED = (SUITE, "headline", "squares", "short_k", "ragged", "layouts", "small", "splitk", "skinny", "tokens")

@@ -20,6 +20,7 @@ import click
 import numpy as np
 
 from bench.command import Program, command_line
+from bench.learning.portfolio import choose, compiled, estimated_scores, kernels, recorded_scores, untried_kernels
 from bench.shapes import posed, training
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelConfig
@@ -29,9 +30,8 @@ from cupygemm.errors import FileError
 from cupygemm.measuring import provenance
 from cupygemm.measuring.results import write_results
 from cupygemm.problem import Problem
-from cupygemm.search.portfolio import choose, compiled, estimated_scores, kernels, recorded_scores, untried_kernels
-from cupygemm.search.recorded import recorded_tables
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.recorded import recorded_tables
+from cupygemm.search.recordings.table import Table
 
 SCHEMA = "cupygemm.portfolio/1"
 PORTFOLIO = Path(__file__).with_name("portfolio.json")

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.learning.forecasting import SURVEY
 from cupygemm.config import KernelConfig
 from cupygemm.errors import FileError
 from cupygemm.problem import Problem
-from cupygemm.search.forecasting import SURVEY
 
 
 class Best(NamedTuple):

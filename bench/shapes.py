@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import recorded_tables
+from cupygemm.search.recordings.recorded import recorded_tables
 from cupygemm.views.gapless import gapless
 
 T = TypeVar("T")

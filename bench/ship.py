@@ -24,8 +24,8 @@ from cupygemm.bundles.bundle import Bundle, Entry, SearchInfo, merged_all, new_b
 from cupygemm.bundles.bundle_check import findings
 from cupygemm.kernels.kernel_source import source_digest
 from cupygemm.problem import Problem
-from cupygemm.search.outcome import BundleFile
-from cupygemm.search.recorded import recorded_tables
+from cupygemm.search.bundle_file import BundleFile
+from cupygemm.search.recordings.recorded import recorded_tables
 from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.target import replay_target
 from cupygemm.search.tune import Budget, tune

@@ -15,12 +15,12 @@ from pathlib import Path
 import click
 
 from bench.command import Program, command_line
+from bench.learning.forecasting import learn, outcomes, read_survey, rows_of, summary
 from bench.portfolio import read_kernels
 from bench.shapes import LEARNT_PROJECTIONS
 from cupygemm.choosing.forecast import LEAST, MARGIN
 from cupygemm.measuring import provenance
 from cupygemm.problem import Problem
-from cupygemm.search.forecasting import learn, outcomes, read_survey, rows_of, summary
 
 MARGINS = ((1.0, 1.0), (1.015, 1.0), (MARGIN, LEAST), (1.03, 1.01), (1.04, 1.02), (1.05, 1.03), (1.07, 1.05))
 """What is told of: at the mean of both ways of asking, and by the one that says less."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import recorded_tables
+from cupygemm.search.recordings.recorded import recorded_tables
+from cupygemm.search.recordings.table import Table
 from cupygemm.search.seeds import SOON_ENOUGH
-from cupygemm.search.table import Table
 
 Steps = dict[str, KernelConfig]
 

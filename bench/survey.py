@@ -3,10 +3,10 @@
     python -m bench.survey -o bench/results/survey.jsonl --seconds 280
 
 For each shape of `shapes.training` the kernels that the estimate likes best, some of them told otherwise at launch, and
-a few others drawn at random are verified and timed in turns with cuBLAS (search/gpu_runner.py measures, so that a
-kernel that hangs or faults ends nothing). Where TMA could not read operands without gaps, all get padded ones, as a
-copy would leave them, and cuBLAS is timed on those without gaps as well. A line a shape is written as soon as it is
-done; a run on the same file goes on where the one before it ended.
+a few others drawn at random are verified and timed in turns with cuBLAS (search/runners/gpu_runner.py measures, so
+that a kernel that hangs or faults ends nothing). Where TMA could not read operands without gaps, all get padded ones,
+as a copy would leave them, and cuBLAS is timed on those without gaps as well. A line a shape is written as soon as it
+is done; a run on the same file goes on where the one before it ended.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from cupygemm.legality import illegal_reason
 from cupygemm.measurement import Measurement
 from cupygemm.measuring import provenance
 from cupygemm.problem import Problem
-from cupygemm.search.gpu_runner import GpuRunner
-from cupygemm.search.space import FIELD_NAMES
+from cupygemm.search.runners.gpu_runner import GpuRunner
+from cupygemm.search.spaces.space import FIELD_NAMES
 
 SCHEMA = "cupygemm.survey/1"
 SHAPES = 1100

@@ -22,7 +22,7 @@ from cupygemm.measuring.measuring_stream import is_usable
 from cupygemm.measuring.timing import CUBLAS, Effort, good_us
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
-from cupygemm.search.gpu_jobs import GPU_JOBS, Jobs, Outcome, bench_of
+from cupygemm.search.runners.gpu_jobs import GPU_JOBS, Jobs, Outcome, bench_of
 
 TIMED_US = 250_000.0
 """About what all rounds of a shape take together."""

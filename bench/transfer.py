@@ -28,18 +28,18 @@ from cupygemm.choosing.estimate import estimated_us
 from cupygemm.config import KernelConfig
 from cupygemm.measuring import provenance
 from cupygemm.measuring.results import TRANSFER_SCHEMA, write_results
-from cupygemm.search.families import family
-from cupygemm.search.recorded import Recorded, recorded_tables
-from cupygemm.search.replay import ReplayRunner
-from cupygemm.search.scoring import expected_best, score, times_of
+from cupygemm.search.policy.families import family
+from cupygemm.search.policy.suggest import Guide
+from cupygemm.search.policy.transfer_options import TrainingOptions
+from cupygemm.search.policy.transfer_training import train
+from cupygemm.search.policy.weights import PolicyWeights
+from cupygemm.search.recordings.recorded import Recorded, recorded_tables
+from cupygemm.search.recordings.scoring import expected_best, score, times_of
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.runners.replay import ReplayRunner
 from cupygemm.search.seeds import best_of_nearest
 from cupygemm.search.strategies import MOST_STARTS, StrategyContext, make_strategy
-from cupygemm.search.suggest import Guide
-from cupygemm.search.table import Table
-from cupygemm.search.transfer_options import TrainingOptions
-from cupygemm.search.transfer_training import train
 from cupygemm.search.tune import Budget, tune
-from cupygemm.search.weights import PolicyWeights
 
 FIRST = (1, 8, 32)
 """Suggestions whose best is told."""

@@ -36,7 +36,7 @@ L2_WEIGHT = 0.02
 SPILL_WEIGHT = 0.05
 
 FAMILIES = ("small", "splitk", "skinny", "square", "short_k")
-"""Of problems that are alike; `search/families.py` says which are."""
+"""Of problems that are alike; `search/policy/families.py` says which are."""
 UPDATES = 20
 """Of PPO, after the imitation, where a policy is trained."""
 

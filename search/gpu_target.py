@@ -6,9 +6,9 @@ from cupygemm.errors import LaunchError
 from cupygemm.kernels import compiler, driver
 from cupygemm.measuring import provenance
 from cupygemm.problem import Problem
-from cupygemm.search.counted import CountedRunner
-from cupygemm.search.gpu_runner import GpuRunner
-from cupygemm.search.space import SearchSpace
+from cupygemm.search.runners.counted import CountedRunner
+from cupygemm.search.runners.gpu_runner import GpuRunner
+from cupygemm.search.spaces.space import SearchSpace
 from cupygemm.search.target import Target
 
 

@@ -14,7 +14,7 @@ from cupygemm.dtypes import DTYPES
 from cupygemm.errors import BundleError
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
-from cupygemm.search.space import FULL_KNOBS
+from cupygemm.search.spaces.space import FULL_KNOBS
 
 LEAST_STAGES, MOST_STAGES = 3, 12
 PER_TILE = 3

@@ -14,10 +14,10 @@ from statistics import median, quantiles
 from cupygemm.config import KernelConfig
 from cupygemm.errors import FileError
 from cupygemm.reports import blocks
-from cupygemm.search.recorded import recorded_tables
-from cupygemm.search.space import FIELD_NAMES
-from cupygemm.search.subspace import RESTRICTIONS
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.recorded import recorded_tables
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.spaces.space import FIELD_NAMES
+from cupygemm.search.spaces.subspace import RESTRICTIONS
 from cupygemm.text import count
 
 BLOCK = "knob_value"

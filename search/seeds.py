@@ -17,9 +17,9 @@ from cupygemm.device import DeviceSpec
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
-from cupygemm.search.recorded import Recorded, recorded_tables
-from cupygemm.search.suggest import Guide
-from cupygemm.search.table import Table
+from cupygemm.search.policy.suggest import Guide
+from cupygemm.search.recordings.recorded import Recorded, recorded_tables
+from cupygemm.search.recordings.table import Table
 
 GUESSES = 8
 """Half of what a strategy that is started measures first (`strategies.MOST_STARTS`): the tables' configs know

@@ -10,11 +10,11 @@ from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.kernels.kernel_source import source_digest
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import find_table
-from cupygemm.search.replay import ReplayRunner
-from cupygemm.search.runner import Runner
-from cupygemm.search.space import SearchSpace
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.recorded import find_table
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.runners.replay import ReplayRunner
+from cupygemm.search.runners.runner import Runner
+from cupygemm.search.spaces.space import SearchSpace
 
 
 @dataclass(frozen=True)

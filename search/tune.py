@@ -13,8 +13,8 @@ from cupygemm.errors import ConfigError
 from cupygemm.measurement import Measurement, Record, Status, paired_cost
 from cupygemm.problem import Problem
 from cupygemm.search.interruption import uninterrupted
-from cupygemm.search.runner import Confirming, Runner
-from cupygemm.search.space import SearchSpace
+from cupygemm.search.runners.runner import Confirming, Runner
+from cupygemm.search.spaces.space import SearchSpace
 from cupygemm.search.strategies import Strategy
 
 CONFIRMED = 8

@@ -24,11 +24,11 @@ from cupygemm.kernels import compiler, driver
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
 from cupygemm.runtime import api
-from cupygemm.search.recorded import file_name
-from cupygemm.search.space import Knob, completed
-from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES, SubSpace
-from cupygemm.search.table import Table
-from cupygemm.search.weights import PolicyWeights
+from cupygemm.search.policy.weights import PolicyWeights
+from cupygemm.search.recordings.recorded import file_name
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.spaces.space import Knob, completed
+from cupygemm.search.spaces.subspace import RESTRICTIONS, SUBSPACES, SubSpace
 from tests.commands import PROBLEM, SMALL
 from tests.fake_gpu import FakeGpu
 from tests.gate import Gate
@@ -164,7 +164,7 @@ def learnt(toy_table: Table, make_table: Callable[..., Table], toy: SubSpace) ->
 def weights(learnt: tuple[Table, Table]) -> PolicyWeights:
     """A policy trained with `QUICK`."""
     # JAX takes seconds to import, and few tests need it.
-    from cupygemm.search.transfer_training import train
+    from cupygemm.search.policy.transfer_training import train
 
     return train(learnt, QUICK, seed=5)
 

@@ -17,7 +17,7 @@ from cupygemm.errors import CompileError, LaunchError
 from cupygemm.kernels.compiler import CompiledKernel
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
-from cupygemm.search.gpu_jobs import Jobs, Outcome
+from cupygemm.search.runners.gpu_jobs import Jobs, Outcome
 
 # `block_n` is eight times what a config is to do.
 GOOD, SERIALISED, REFUSED, COMPILER_DIES = 1, 2, 3, 4

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cupygemm.search.transfer_options import TrainingOptions
+from cupygemm.search.policy.transfer_options import TrainingOptions
 
 QUICK = TrainingOptions(members=2, hidden=8, cloning_steps=300, updates=3, kept=64)

@@ -19,11 +19,11 @@ from bench.comparison.progress import Key
 from cupygemm.device import H200
 from cupygemm.problem import Problem
 from cupygemm.reports.report import render
-from cupygemm.search import transfer_training
-from cupygemm.search.recorded import file_name
+from cupygemm.search.policy import transfer_training
+from cupygemm.search.policy.transfer_options import TrainingOptions
+from cupygemm.search.recordings.recorded import file_name
+from cupygemm.search.recordings.table import Table
 from cupygemm.search.rewards import RewardWeights
-from cupygemm.search.table import Table
-from cupygemm.search.transfer_options import TrainingOptions
 from tests.commands import PROBLEM
 
 BUDGET = 30

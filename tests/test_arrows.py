@@ -24,14 +24,25 @@ from tests.arrows import ARROWS
 PACKAGE = Path(__file__).parent.parent / "cupygemm"
 ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
 
-ANYWHERE = {"dtypes", "epilogue", "problem", "device", "config", "legality", "search.space", "bundle", "plain_yaml"}
+ANYWHERE = {
+    "dtypes",
+    "epilogue",
+    "problem",
+    "device",
+    "config",
+    "legality",
+    "search.spaces.space",
+    "bundle",
+    "plain_yaml",
+}
 """Work on any machine: these import no GPU library, early or late."""
 
 GPU_LIBRARIES = {"cupy", "cupy_backends", "cupyx", "cuda", "pynvml", "ml_dtypes"}
 LEARNING = {"jax", "flax", "optax"}
 
-LEARNERS = {"search.networks", "search.knob_policy", "search.ppo", "search.cloning", "search.strategies.ppo"}
-LEARNERS |= {"search.strategies.guided", "search.transfer", "search.transfer_training"}
+LEARNERS = {f"search.learners.{name}" for name in ("networks", "knob_policy", "ppo", "cloning")}
+LEARNERS |= {"search.strategies.ppo", "search.strategies.guided"}
+LEARNERS |= {"search.policy.transfer", "search.policy.transfer_training"}
 """Import what learns at once, and are themselves imported by the registry of strategies only when one is asked for."""
 
 LATE = {"": {"cupygemm"}, "__main__": {"cupygemm"}, "commands.tune_run": {"cupygemm"}, "plot": {"matplotlib"}}
@@ -54,7 +65,9 @@ class Import(NamedTuple):
     late: bool
 
 
-OTHERS = ("commands", "cuda_src", "search", "search/strategies")
+PARTS = ("learners", "policy", "recordings", "runners", "spaces", "strategies")
+"""Of the search."""
+OTHERS = ("commands", "cuda_src", "search", *(f"search/{name}" for name in PARTS))
 LAYERS = ("kernels", "views", "bundles", "choosing", "runtime", "measuring", "reports", "machine")
 """Packages whose modules go by their own names here, which differ."""
 

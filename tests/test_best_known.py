@@ -22,7 +22,7 @@ from cupygemm.measuring.benchmark import OWN, result_row
 from cupygemm.measuring.timing import CUBLAS, Timing
 from cupygemm.names import ROTATED
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import find_table
+from cupygemm.search.recordings.recorded import find_table
 
 PROBLEM = Problem(512, 512, 512)
 OUTSIDE = TURNS.swapped(l2_promotion=256, prefetch=1)

@@ -14,8 +14,8 @@ from cupygemm.errors import FileError
 from cupygemm.problem import Problem
 from cupygemm.reports import blocks
 from cupygemm.search import knob_value
-from cupygemm.search.recorded import file_name
-from cupygemm.search.subspace import RESTRICTIONS
+from cupygemm.search.recordings.recorded import file_name
+from cupygemm.search.spaces.subspace import RESTRICTIONS
 
 RENDERERS = {"results": str.upper, "help": lambda name: f"{name}?"}
 

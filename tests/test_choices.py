@@ -11,8 +11,8 @@ from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.legality import RULES, illegal_reason
 from cupygemm.problem import Problem
-from cupygemm.search.choices import Choices
-from cupygemm.search.space import FULL_KNOBS, Knob, SearchSpace
+from cupygemm.search.spaces.choices import Choices
+from cupygemm.search.spaces.space import FULL_KNOBS, Knob, SearchSpace
 
 PROBLEM = Problem(2048, 2048, 4096)
 SPEC = KernelSpec.of(PROBLEM)

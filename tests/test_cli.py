@@ -17,7 +17,7 @@ from cupygemm.bundles.bundle import Bundle
 from cupygemm.commands import command_help
 from cupygemm.device import H200
 from cupygemm.kernels import driver
-from cupygemm.search.recorded import file_name
+from cupygemm.search.recordings.recorded import file_name
 from cupygemm.search.store import TrialStore
 from tests.commands import PROBLEM, SMALL, events, failed
 

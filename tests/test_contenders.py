@@ -13,11 +13,11 @@ import pytest
 from bench.comparison import cases, contenders, kernel_tuner_runs, optuna_runs, own, policies
 from bench.comparison.contenders import Outcome
 from cupygemm.errors import ConfigError, FileError
-from cupygemm.search.families import family
+from cupygemm.search.policy.families import family
+from cupygemm.search.policy.suggest import Guide
+from cupygemm.search.policy.transfer_options import TrainingOptions
 from cupygemm.search.seeds import SUGGESTED, by_turns
 from cupygemm.search.strategies import StrategyContext, make_strategy
-from cupygemm.search.suggest import Guide
-from cupygemm.search.transfer_options import TrainingOptions
 from tests.cache_files import LEAST_MS, first_of, two_files
 
 

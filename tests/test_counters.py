@@ -15,8 +15,8 @@ from cupygemm.measurement import Measurement, Status
 from cupygemm.measuring import counters
 from cupygemm.measuring.counters import number, read_counters
 from cupygemm.problem import Problem
-from cupygemm.search import counted
-from cupygemm.search.counted import CountedRunner
+from cupygemm.search.runners import counted
+from cupygemm.search.runners.counted import CountedRunner
 
 PROBLEM = Problem(1024, 1024, 1024)
 TIMED = Measurement(Status.OK, samples_us=(5.0,), l2_term=0.9, l2_source="model")

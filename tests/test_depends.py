@@ -9,7 +9,8 @@ import pytest
 from bench.comparison import depends
 from bench.comparison.depends import digest_of
 from cupygemm import legality
-from cupygemm.search import space, store
+from cupygemm.search import store
+from cupygemm.search.spaces import space
 from cupygemm.search.strategies import local
 
 LOCAL = frozenset((local.__name__,))

@@ -26,7 +26,7 @@ from cupygemm.device import H200
 from cupygemm.dtypes import DTYPES
 from cupygemm.measuring import verify
 from cupygemm.problem import Problem
-from cupygemm.search.space import FIELD_NAMES
+from cupygemm.search.spaces.space import FIELD_NAMES
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

@@ -11,8 +11,8 @@ from cupygemm.choosing.estimate import IN_STEP, SM_BYTES_A_CYCLE, Kernels, estim
 from cupygemm.config import KernelConfig, KernelSpec, loaded_bytes
 from cupygemm.device import H200
 from cupygemm.problem import LAYOUTS, Problem
-from cupygemm.search.recorded import recorded_tables
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.recorded import recorded_tables
+from cupygemm.search.recordings.table import Table
 
 TABLES = [Table.read(recorded.path) for recorded in recorded_tables()]
 SQUARE = KernelConfig(64, 64, 64, 12, 1, False, 1, 1, True, 1, 40, 1, 1)

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.learning import forecasting
+from bench.learning.boosting import Boosting, boosted, together
+from bench.learning.forecasting import learn, outcomes, read_survey, rows_of, summary
 from bench.portfolio import read_kernels
 from bench.survey import TOLD_OTHERWISE
 from cupygemm.choosing.estimate import Kernels, estimates
@@ -26,9 +29,6 @@ from cupygemm.device import H200
 from cupygemm.errors import BundleError, FileError
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import LAYOUTS, Problem
-from cupygemm.search import forecasting
-from cupygemm.search.boosting import Boosting, boosted, together
-from cupygemm.search.forecasting import learn, outcomes, read_survey, rows_of, summary
 
 SURVEY = Path(__file__).parent.parent / "bench" / "results" / "survey.jsonl"
 PROBLEMS = [

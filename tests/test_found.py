@@ -13,7 +13,7 @@ from bench import found
 from bench.steps import BEST_OF_TABLE, STEPS
 from cupygemm.cli import main as cupygemm
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import find_table
+from cupygemm.search.recordings.recorded import find_table
 
 RECORDED = Problem(2048, 2048, 4096)
 

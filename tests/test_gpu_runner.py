@@ -15,8 +15,8 @@ from cupygemm.kernels.compiler import CompiledKernel
 from cupygemm.measurement import Status
 from cupygemm.measuring import provenance
 from cupygemm.problem import Problem
-from cupygemm.search.gpu_runner import GpuRunner
-from cupygemm.search.runner import Confirming
+from cupygemm.search.runners.gpu_runner import GpuRunner
+from cupygemm.search.runners.runner import Confirming
 from tests import fake_jobs
 
 PROBLEM = Problem(2048, 2048, 4096)

@@ -26,8 +26,8 @@ from cupygemm.measuring.timing import CUBLAS, Timing
 from cupygemm.problem import Problem
 from cupygemm.reports.report import balances
 from cupygemm.search.guesses import guesses
+from cupygemm.search.policy.suggest import suggestions
 from cupygemm.search.seeds import sooner
-from cupygemm.search.suggest import suggestions
 from tests.fake_products import SMALL
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results"

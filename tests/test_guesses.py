@@ -13,9 +13,9 @@ from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search import guesses as guessing
 from cupygemm.search.guesses import expected_us, guesses
-from cupygemm.search.recorded import recorded_tables
-from cupygemm.search.space import SearchSpace
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.recorded import recorded_tables
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.spaces.space import SearchSpace
 
 SHAPES = ((64, 64, 4096), (1, 4096, 4096), (512, 512, 512), (3000, 5000, 1000), (16384, 64, 16384), (8192, 16384, 256))
 

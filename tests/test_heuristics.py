@@ -19,7 +19,7 @@ from cupygemm.device import H200
 from cupygemm.errors import ConfigError
 from cupygemm.problem import Problem
 from cupygemm.reports.report import render
-from cupygemm.search.weights import shipped_weights
+from cupygemm.search.policy.weights import shipped_weights
 from tests.commands import PROBLEM
 
 ELSEWHERE = replace(H200, name="NVIDIA B200", compute_capability=(10, 0))

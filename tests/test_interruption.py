@@ -13,14 +13,14 @@ import pytest
 
 from cupygemm import cli
 from cupygemm.bundles.bundle import Bundle
-from cupygemm.search.families import family
 from cupygemm.search.interruption import uninterrupted
+from cupygemm.search.policy.families import family
 from tests.commands import PROBLEM
 
 SLOW = """
 import time
 from cupygemm import cli; from cupygemm.kernels import driver
-from cupygemm.search.replay import ReplayRunner
+from cupygemm.search.runners.replay import ReplayRunner
 quick = ReplayRunner._answer
 def slow(self, config):
     time.sleep(0.05)
@@ -120,7 +120,7 @@ def test_with_nothing_to_keep_it_is_one_line(source):
 
 NO_TRIAL_YET = """
 from cupygemm import cli; from cupygemm.kernels import driver
-from cupygemm.search.replay import ReplayRunner
+from cupygemm.search.runners.replay import ReplayRunner
 def interrupt(*_):
     raise KeyboardInterrupt
 ReplayRunner.run = interrupt

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from cupygemm import cli
 from cupygemm.measurement import Status
 from cupygemm.problem import Problem
-from cupygemm.search.kernel_tuner_export import ERRORS, export, to_text
-from cupygemm.search.recorded import find_table, recorded_tables
-from cupygemm.search.table import Row, Table
+from cupygemm.search.recordings.kernel_tuner_export import ERRORS, export, to_text
+from cupygemm.search.recordings.recorded import find_table, recorded_tables
+from cupygemm.search.recordings.table import Row, Table
 from tests.commands import PROBLEM, failed
 
 STRATEGIES = (

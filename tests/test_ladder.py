@@ -16,8 +16,8 @@ from cupygemm.device import H200
 from cupygemm.errors import FileError
 from cupygemm.measuring.suites import SUITES
 from cupygemm.problem import Problem
-from cupygemm.search import recorded
-from cupygemm.search.recorded import file_name, find_table
+from cupygemm.search.recordings import recorded
+from cupygemm.search.recordings.recorded import file_name, find_table
 from tests.commands import PROBLEM
 
 

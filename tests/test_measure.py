@@ -33,7 +33,7 @@ from cupygemm.measuring.timing import (
 )
 from cupygemm.names import RESIDENT, ROTATED, SUSTAINED
 from cupygemm.problem import Problem
-from cupygemm.search import gpu_jobs
+from cupygemm.search.runners import gpu_jobs
 from tests.fake_baselines import BASELINE_US, FakeCublas, measuring_gpu, refuse
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product

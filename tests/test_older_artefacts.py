@@ -15,10 +15,11 @@ from cupygemm.bundles.bundle import Bundle, Entry
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import BundleError, ConfigError
 from cupygemm.problem import Problem
-from cupygemm.search import space, table
-from cupygemm.search.recorded import recorded_tables
-from cupygemm.search.space import Knob
-from cupygemm.search.table import Table
+from cupygemm.search.recordings import table
+from cupygemm.search.recordings.recorded import recorded_tables
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.spaces import space
+from cupygemm.search.spaces.space import Knob
 from tests.fake_products import LARGE, PROBLEM, bundle_of
 
 FIRST_FIELDS = ["block_m", "block_n", "block_k", "stages", "consumers", "split_n", "cluster_m", "cluster_n"]

@@ -13,8 +13,8 @@ pytest.importorskip("jax")
 pytest.importorskip("flax")
 
 from cupygemm.errors import FileError
-from cupygemm.search.features import FEATURES
-from cupygemm.search.weights import SCHEMA, PolicyWeights
+from cupygemm.search.policy.features import FEATURES
+from cupygemm.search.policy.weights import SCHEMA, PolicyWeights
 
 
 def rewritten(weights: PolicyWeights, tmp_path, **changes):

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from bench import portfolio
+from bench.learning.portfolio import choose, compiled, estimated_scores, kernels, recorded_scores, untried_kernels
 from cupygemm.choosing.fitting import fitted
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import FileError
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import LAYOUTS, Problem
-from cupygemm.search.portfolio import choose, compiled, estimated_scores, kernels, recorded_scores, untried_kernels
-from cupygemm.search.space import Knob
-from cupygemm.search.subspace import SubSpace
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.spaces.space import Knob
+from cupygemm.search.spaces.subspace import SubSpace
 
 TURNS = KernelConfig(128, 128, 64, 6, 2, False, 1, 1, False, 8, 40, 1, 2, ping_pong=True)
 SMALL = KernelConfig(64, 64, 64, 12, 1, False, 1, 1, True, 4, 40, 1, 1)

@@ -11,17 +11,17 @@ import pytest
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
 from cupygemm.measurement import Measurement, Status
-from cupygemm.search.replay import ReplayRunner
+from cupygemm.search.runners.replay import ReplayRunner
 from cupygemm.search.strategies import StrategyContext
 from cupygemm.search.tune import Budget, tune
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
-from cupygemm.search.cloning import CloningOptions, Examples, clone  # noqa: E402
-from cupygemm.search.knob_policy import HostPolicy, PolicyModel  # noqa: E402
-from cupygemm.search.networks import MASKED, cpu  # noqa: E402
-from cupygemm.search.ppo import (  # noqa: E402
+from cupygemm.search.learners.cloning import CloningOptions, Examples, clone  # noqa: E402
+from cupygemm.search.learners.knob_policy import HostPolicy, PolicyModel  # noqa: E402
+from cupygemm.search.learners.networks import MASKED, cpu  # noqa: E402
+from cupygemm.search.learners.ppo import (  # noqa: E402
     PpoOptions,
     advantages,
     approximate_kl,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cupygemm.config import KernelConfig
 from cupygemm.kernels.raster import MAX_DIVIDEND, Divisor, Raster
-from cupygemm.search.traffic import tile_at
+from cupygemm.search.runners.traffic import tile_at
 
 CONFIG = KernelConfig(128, 256, 64, 4, 2, False, 1, 1, True, 4, 40, 1, 2)
 

@@ -15,10 +15,10 @@ from cupygemm.errors import LaunchError
 from cupygemm.kernels import driver
 from cupygemm.measurement import Record
 from cupygemm.names import LARGE
-from cupygemm.search.recorded import find_table
-from cupygemm.search.replay import ReplayRunner
+from cupygemm.search.recordings.recorded import find_table
+from cupygemm.search.runners.replay import ReplayRunner
+from cupygemm.search.spaces.subspace import SUBSPACES
 from cupygemm.search.store import TrialStore
-from cupygemm.search.subspace import SUBSPACES
 from tests.commands import PROBLEM, SMALL, events, failed
 
 

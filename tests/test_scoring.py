@@ -9,7 +9,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from cupygemm.search.scoring import expected_best, score
+from cupygemm.search.recordings.scoring import expected_best, score
 
 TIMES = [5.0, 3.0, 8.0, 4.0, 9.0]
 

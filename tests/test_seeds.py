@@ -11,7 +11,7 @@ from cupygemm.device import H200
 from cupygemm.legality import illegal_reason
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import guesses
-from cupygemm.search.recorded import file_name
+from cupygemm.search.recordings.recorded import file_name
 from cupygemm.search.seeds import GUESSES, PER_TABLE, SOONER, recorded_seeds, seeds, sooner
 
 NEAR, FAR = Problem(2048, 2048, 2048), Problem(64, 64, 64)

@@ -17,8 +17,8 @@ from cupygemm.legality import illegal_reason
 from cupygemm.measuring.suites import SUITES
 from cupygemm.names import LARGE, SMALL
 from cupygemm.problem import Problem
-from cupygemm.search.space import FIELD_NAMES, FULL_KNOBS, Knob, SearchSpace
-from cupygemm.search.subspace import RESTRICTIONS, SUBSPACES, SubSpace
+from cupygemm.search.spaces.space import FIELD_NAMES, FULL_KNOBS, Knob, SearchSpace
+from cupygemm.search.spaces.subspace import RESTRICTIONS, SUBSPACES, SubSpace
 
 PROBLEM = Problem(2048, 2048, 4096)
 TUNED = ("headline", "squares", "short_k", "ragged", "small", "splitk", "skinny")
@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_samples():
 
 
 def test_a_space_without_a_legal_config_says_so(monkeypatch):
-    monkeypatch.setattr("cupygemm.search.space.SAMPLE_LIMIT", 10)
+    monkeypatch.setattr("cupygemm.search.spaces.space.SAMPLE_LIMIT", 10)
     with pytest.raises(ConfigError, match="no legal config"):
         SearchSpace(FULL_KNOBS, lambda _: False).sample(np.random.default_rng(0))
 

@@ -16,8 +16,8 @@ from cupygemm.errors import ConfigError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import STRATEGIES
 from cupygemm.problem import Problem
-from cupygemm.search.replay import ReplayRunner
-from cupygemm.search.space import SearchSpace
+from cupygemm.search.runners.replay import ReplayRunner
+from cupygemm.search.spaces.space import SearchSpace
 from cupygemm.search.strategies import MOST_STARTS, STARTED_DESIGN, StrategyContext, make_strategy
 from cupygemm.search.strategies.cma import BARREN_GENERATIONS, CmaEs, _losses
 from cupygemm.search.strategies.draws import draw

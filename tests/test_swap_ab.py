@@ -18,8 +18,8 @@ from cupygemm.kernels.kernel_plan import LoadedKernel, Plan
 from cupygemm.kernels.tensor_map import out_box
 from cupygemm.legality import illegal_reason, violation
 from cupygemm.problem import LAYOUTS, Problem
-from cupygemm.search.features import FEATURES, features
-from cupygemm.search.traffic import traffic
+from cupygemm.search.policy.features import FEATURES, features
+from cupygemm.search.runners.traffic import traffic
 from tests.fake_gpu import FakeGpu
 from tests.fake_products import PROBLEM, SMALL, bundle_of, fresh_gpu, plain, right, stored
 

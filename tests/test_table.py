@@ -13,9 +13,9 @@ from cupygemm.device import H200
 from cupygemm.errors import FileError
 from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.problem import Problem
-from cupygemm.search.recorded import file_name, find_table, recorded_tables
-from cupygemm.search.recording import record, tables_of
-from cupygemm.search.table import COLUMNS, Row, Table
+from cupygemm.search.recordings.recorded import file_name, find_table, recorded_tables
+from cupygemm.search.recordings.recording import record, tables_of
+from cupygemm.search.recordings.table import COLUMNS, Row, Table
 
 PROBLEM = Problem(2048, 2048, 4096)
 STATUS = len(KernelConfig.__dataclass_fields__)
@@ -171,7 +171,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, data):
 
 
 def test_a_file_that_unpacks_without_end_is_refused(path, monkeypatch):
-    monkeypatch.setattr("cupygemm.search.table.MAX_BYTES", 1000)
+    monkeypatch.setattr("cupygemm.search.recordings.table.MAX_BYTES", 1000)
     with pytest.raises(FileError, match="unpacks to more than"):
         Table.read(path)
 

@@ -10,7 +10,7 @@ from cupygemm.config import KernelConfig
 from cupygemm.device import H200
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
-from cupygemm.search.traffic import tile_at, traffic, with_l2
+from cupygemm.search.runners.traffic import tile_at, traffic, with_l2
 
 CONFIG = KernelConfig(
     block_m=128,

@@ -26,13 +26,10 @@ from cupygemm.measurement import Measurement, Status
 from cupygemm.names import FAMILIES
 from cupygemm.problem import Problem
 from cupygemm.reports.report import render_transfer
-from cupygemm.search.families import family
-from cupygemm.search.features import BEHIND, FEATURES, features
-from cupygemm.search.rewards import RewardWeights
-from cupygemm.search.strategies import StrategyContext, guided, make_strategy
-from cupygemm.search.strategies.guided import Guided
-from cupygemm.search.suggest import Guide, suggestions
-from cupygemm.search.transfer import (
+from cupygemm.search.policy.families import family
+from cupygemm.search.policy.features import BEHIND, FEATURES, features
+from cupygemm.search.policy.suggest import Guide, suggestions
+from cupygemm.search.policy.transfer import (
     Batch,
     Drawn,
     ScoreNet,
@@ -45,9 +42,12 @@ from cupygemm.search.transfer import (
     update,
     weights_of,
 )
-from cupygemm.search.transfer_options import RefitOptions, TrainingOptions
-from cupygemm.search.transfer_training import train
-from cupygemm.search.weights import PolicyWeights, Standard, shipped_weights
+from cupygemm.search.policy.transfer_options import RefitOptions, TrainingOptions
+from cupygemm.search.policy.transfer_training import train
+from cupygemm.search.policy.weights import PolicyWeights, Standard, shipped_weights
+from cupygemm.search.rewards import RewardWeights
+from cupygemm.search.strategies import StrategyContext, guided, make_strategy
+from cupygemm.search.strategies.guided import Guided
 from tests.commands import SMALL, failed
 from tests.quick_training import QUICK
 
@@ -251,7 +251,7 @@ for name in ("jax", "flax", "optax", "cmaes", "cupy"):
 from cupygemm.device import H200
 from cupygemm.problem import Problem
 from cupygemm.reports.report import render_transfer
-from cupygemm.search.suggest import suggestions
+from cupygemm.search.policy.suggest import suggestions
 assert len(suggestions(Problem(2048, 2048, 4096), H200, 8)) == 8
 """
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)

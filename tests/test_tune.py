@@ -10,8 +10,8 @@ import pytest
 from cupygemm.errors import ConfigError, ProblemError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
-from cupygemm.search.replay import ReplayRunner
-from cupygemm.search.runner import Confirming
+from cupygemm.search.runners.replay import ReplayRunner
+from cupygemm.search.runners.runner import Confirming
 from cupygemm.search.strategies import StrategyContext, make_strategy
 from cupygemm.search.tune import ALIKE, BARREN_ASKS, CONFIRMED, Budget, tune
 

@@ -19,8 +19,8 @@ from cupygemm import names
 from cupygemm.commands import tune_view
 from cupygemm.commands.tune_strategy import COMPILING, Guidance, Watched, choose_strategy
 from cupygemm.commands.tune_view import JsonView, LiveView, PlainView
-from cupygemm.search.suggest import Guide
-from cupygemm.search.weights import shipped_weights
+from cupygemm.search.policy.suggest import Guide
+from cupygemm.search.policy.weights import shipped_weights
 from tests.commands import events
 
 LEARNT = (

@@ -26,7 +26,7 @@ from cupygemm.measuring import measure, provenance, telemetry
 from cupygemm.measuring.measure import Bench
 from cupygemm.measuring.measuring_stream import stream
 from cupygemm.problem import Problem
-from cupygemm.search.space import FIELD_NAMES
+from cupygemm.search.spaces.space import FIELD_NAMES
 from tests.fake_gpu import FakeGpu
 from tests.fake_kernel import product
 from tests.fake_products import bundle_of

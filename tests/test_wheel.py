@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("wheel")
 PROBE = """
 import importlib.util
 from importlib.resources import files
-import cupygemm, cupygemm.bundles.in_force, cupygemm.search.space, cupygemm.kernels.kernel_source
+import cupygemm, cupygemm.bundles.in_force, cupygemm.search.spaces.space, cupygemm.kernels.kernel_source
 assert cupygemm.__file__.startswith(TARGET), cupygemm.__file__
 assert "ptx/wgmma.cuh" in cupygemm.kernels.kernel_source.cuda_sources()
 assert cupygemm.bundles.in_force.shipped_bundle().entries

@@ -11,16 +11,16 @@ from bench.comparison import policies
 from bench.comparison.cases import Case
 from bench.comparison.policies import Training, of_other_families
 from cupygemm.config import KernelConfig
-from cupygemm.search.families import family
+from cupygemm.search.policy.families import family
+from cupygemm.search.policy.suggest import Guide
+from cupygemm.search.policy.transfer_options import RefitOptions, TrainingOptions
+from cupygemm.search.policy.weights import PolicyWeights
+from cupygemm.search.recordings.table import Table
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.seeds import known_from_others
-from cupygemm.search.space import SearchSpace
+from cupygemm.search.spaces.space import SearchSpace
 from cupygemm.search.strategies import Strategy, StrategyContext, make_strategy
-from cupygemm.search.suggest import Guide
-from cupygemm.search.table import Table
-from cupygemm.search.transfer_options import RefitOptions, TrainingOptions
 from cupygemm.search.tune import Budget, tune
-from cupygemm.search.weights import PolicyWeights
 
 PPO_ALONE = TrainingOptions(cloning_steps=1, cloning_rate=0.0)
 """Training whose imitation moves nothing: PPO begins with the estimate, as imitation does."""
@@ -155,7 +155,7 @@ def _policy(case: Case, variant: Variant, seed: int, work: Path) -> PolicyWeight
     path = policies.path_of(training, work)
     path = path.with_stem(f"{path.stem}-{rewards.l2}-{rewards.spill}")
     if not path.exists():
-        from cupygemm.search.transfer_training import train
+        from cupygemm.search.policy.transfer_training import train
 
         path.parent.mkdir(parents=True, exist_ok=True)
         train(_tables(training), variant.training, seed, rewards).write(path)

@@ -25,14 +25,14 @@ from cupygemm.errors import FileError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.names import TABLE_SUFFIX
 from cupygemm.problem import Problem
-from cupygemm.search.families import family
-from cupygemm.search.kernel_tuner_export import restrictions, to_text
-from cupygemm.search.recorded import recorded_tables
-from cupygemm.search.replay import ReplayRunner
-from cupygemm.search.runner import Runner
+from cupygemm.search.policy.families import family
+from cupygemm.search.recordings.kernel_tuner_export import restrictions, to_text
+from cupygemm.search.recordings.recorded import recorded_tables
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.runners.replay import ReplayRunner
+from cupygemm.search.runners.runner import Runner
 from cupygemm.search.seeds import best_of_nearest
-from cupygemm.search.space import FIELD_NAMES, Knob, SearchSpace
-from cupygemm.search.table import Table
+from cupygemm.search.spaces.space import FIELD_NAMES, Knob, SearchSpace
 
 RECORDED = "recorded"
 """The group of our own tables; the others are named after their kernel. Groups are not averaged together."""

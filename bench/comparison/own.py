@@ -16,11 +16,11 @@ from bench.comparison.cases import RECORDED, Case
 from bench.comparison.policies import Training
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
-from cupygemm.search.families import family
+from cupygemm.search.policy.families import family
+from cupygemm.search.policy.suggest import Guide
+from cupygemm.search.policy.transfer_options import TrainingOptions
 from cupygemm.search.seeds import known_from_others
 from cupygemm.search.strategies import StrategyContext, make_strategy
-from cupygemm.search.suggest import Guide
-from cupygemm.search.transfer_options import TrainingOptions
 from cupygemm.search.tune import Budget, tune
 
 SEEDED = "+"

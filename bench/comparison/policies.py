@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.comparison.depends import digest_of
-from cupygemm.search.families import family
-from cupygemm.search.recorded import Recorded, recorded_tables
-from cupygemm.search.table import Table
-from cupygemm.search.transfer_options import TrainingOptions
-from cupygemm.search.weights import PolicyWeights
+from cupygemm.search.policy.families import family
+from cupygemm.search.policy.transfer_options import TrainingOptions
+from cupygemm.search.policy.weights import PolicyWeights
+from cupygemm.search.recordings.recorded import Recorded, recorded_tables
+from cupygemm.search.recordings.table import Table
 
 TRAININGS = 3
 """Seeds of the training: searches take turns with them."""
 TRAINED, IMITATING = TrainingOptions(), TrainingOptions(updates=0)
 """How policies are trained: as the one that ships, and one that only imitates."""
-TRAINER = "cupygemm.search.transfer_training"
+TRAINER = "cupygemm.search.policy.transfer_training"
 """What a trained policy depends on, with all that it imports."""
 
 
@@ -78,7 +78,7 @@ def policy(training: Training, work: Path) -> PolicyWeights:
     path = path_of(training, work)
     if not path.exists():
         # JAX takes seconds to import, and who only reads a policy does not need it.
-        from cupygemm.search.transfer_training import train
+        from cupygemm.search.policy.transfer_training import train
 
         tables = [Table.read(each.path) for each in of_other_families(training.folder, training.family)]
         path.parent.mkdir(parents=True, exist_ok=True)

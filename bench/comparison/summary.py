@@ -12,7 +12,7 @@ from bench.comparison import contenders
 from bench.comparison.cases import RECORDED, Case
 from bench.comparison.contenders import Outcome
 from cupygemm.measuring.results import SEARCH_SCHEMA
-from cupygemm.search.scoring import expected_best, score
+from cupygemm.search.recordings.scoring import expected_best, score
 
 Searches = Mapping[str, Mapping[int, Mapping[str, Outcome]]]
 """Strategy → seed → name of the table → search; a seed is in it only where every table of the group was searched."""

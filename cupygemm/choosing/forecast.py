@@ -1,8 +1,8 @@
 """What a product that nobody has tuned can be expected to take: with each kernel of a portfolio, and with cuBLAS.
 
-A `Forecast` is learnt offline from a survey (search/forecasting.py) and shipped as plain arrays; to ask it takes NumPy
-and about a millisecond. Two ways of asking are averaged, times of both kernels and their ratio by itself; where
-they disagree about which is faster, cuBLAS it is.
+A `Forecast` is learnt offline from a survey (bench/learning/forecasting.py) and shipped as plain arrays; to ask it
+takes NumPy and about a millisecond. Two ways of asking are averaged, times of both kernels and their ratio by itself;
+where they disagree about which is faster, cuBLAS it is.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ def export_kernel_tuner(
             raise FileError(
                 f"{path}: no such file; `cupygemm record` writes tables, and the package's go by their MxNxK"
             )
-    from cupygemm.search.kernel_tuner_export import export
-    from cupygemm.search.recorded import find_table
-    from cupygemm.search.table import Table
+    from cupygemm.search.recordings.kernel_tuner_export import export
+    from cupygemm.search.recordings.recorded import find_table
+    from cupygemm.search.recordings.table import Table
 
     found = Table.read(path) if problem is None else find_table(problem, tables)
     export(found, output)

@@ -15,13 +15,13 @@ from cupygemm.measurement import Record
 from cupygemm.measuring import provenance
 from cupygemm.measuring.results import write_report
 from cupygemm.problem import Problem
-from cupygemm.search.gpu_runner import GpuRunner
 from cupygemm.search.gpu_target import open_gpu
-from cupygemm.search.recorded import file_name
-from cupygemm.search.recording import Recording, record, tables_of
+from cupygemm.search.recordings.recorded import file_name
+from cupygemm.search.recordings.recording import Recording, record, tables_of
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.runners.gpu_runner import GpuRunner
+from cupygemm.search.spaces.subspace import SUBSPACES
 from cupygemm.search.store import TrialStore, default_store
-from cupygemm.search.subspace import SUBSPACES
-from cupygemm.search.table import Table
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import click
 
 from cupygemm.atomic import check_writable
 from cupygemm.errors import ConfigError, FileError
-from cupygemm.search.families import family
-from cupygemm.search.recorded import no_tables, recorded_tables
+from cupygemm.search.policy.families import family
+from cupygemm.search.policy.transfer_options import TrainingOptions
+from cupygemm.search.policy.transfer_training import train
+from cupygemm.search.recordings.recorded import no_tables, recorded_tables
+from cupygemm.search.recordings.table import Table
 from cupygemm.search.rewards import RewardWeights
-from cupygemm.search.table import Table
-from cupygemm.search.transfer_options import TrainingOptions
-from cupygemm.search.transfer_training import train
 from cupygemm.text import count
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from cupygemm.bundles.bundle import SearchInfo
+from cupygemm.commands.tune_event import result_event
 from cupygemm.commands.tune_strategy import IMPORTING, Guidance, Watched, choose_strategy, find_guidance
 from cupygemm.commands.tune_view import TuneView, counts, make_view
 from cupygemm.config import KernelConfig
@@ -17,12 +18,12 @@ from cupygemm.kernels import driver
 from cupygemm.measurement import Record
 from cupygemm.names import LEARNING, SEEDED
 from cupygemm.problem import Problem
-from cupygemm.search.outcome import BundleFile, result_event
+from cupygemm.search.bundle_file import BundleFile
+from cupygemm.search.policy.suggest import Guide
 from cupygemm.search.rewards import RewardWeights
 from cupygemm.search.seeds import seeds
 from cupygemm.search.store import TrialStore, default_store
 from cupygemm.search.strategies import Strategy, StrategyContext, make_strategy
-from cupygemm.search.suggest import Guide
 from cupygemm.search.target import Target, replay_target
 from cupygemm.search.tune import Budget, Trial, TuneResult, tune
 from cupygemm.text import one_line, printable

@@ -13,11 +13,11 @@ from cupygemm.errors import ConfigError, not_installed
 from cupygemm.measurement import Measurement
 from cupygemm.names import GUIDED, NEEDED, PLAINEST, POPULATION_EVALUATIONS, SEEDED, UNGUIDED
 from cupygemm.problem import Problem
-from cupygemm.search.families import family
+from cupygemm.search.policy.families import family
+from cupygemm.search.policy.suggest import Guide
+from cupygemm.search.policy.weights import PolicyWeights, shipped_weights
 from cupygemm.search.strategies import Strategy
-from cupygemm.search.suggest import Guide
 from cupygemm.search.target import Target
-from cupygemm.search.weights import PolicyWeights, shipped_weights
 
 IMPORTING, COMPILING = "importing JAX", "JAX compiles the policy's network"
 

@@ -14,9 +14,9 @@ from cupygemm.errors import ConfigError, not_installed
 from cupygemm.measurement import Measurement
 from cupygemm.names import STRATEGIES
 from cupygemm.search.interruption import uninterrupted
+from cupygemm.search.policy.suggest import Guide
 from cupygemm.search.rewards import RewardWeights
-from cupygemm.search.space import SearchSpace
-from cupygemm.search.suggest import Guide
+from cupygemm.search.spaces.space import SearchSpace
 
 DESIGN = 10
 """Random configs that a search from nothing measures first."""

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
 from cupygemm.measurement import Measurement
-from cupygemm.search.features import BEHIND
-from cupygemm.search.networks import cpu
+from cupygemm.search.learners.networks import cpu
+from cupygemm.search.policy.features import BEHIND
+from cupygemm.search.policy.transfer import params_of, refit, weights_of
+from cupygemm.search.policy.transfer_options import RefitOptions
+from cupygemm.search.policy.weights import PolicyWeights
 from cupygemm.search.rewards import WORST
 from cupygemm.search.strategies import MOST_STARTS, StrategyContext, unseen
-from cupygemm.search.transfer import params_of, refit, weights_of
-from cupygemm.search.transfer_options import RefitOptions
-from cupygemm.search.weights import PolicyWeights
 
 BATCH = 8
 """Configs asked for at once."""

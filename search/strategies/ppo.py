@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
-from cupygemm.search.choices import Choices, Indices
-from cupygemm.search.cloning import CloningOptions, Examples, clone
-from cupygemm.search.knob_policy import HostPolicy, PolicyModel
-from cupygemm.search.networks import cpu
-from cupygemm.search.ppo import Learner, PpoOptions, Rollout, new_learner, rollout_of, update, with_networks
+from cupygemm.search.learners.cloning import CloningOptions, Examples, clone
+from cupygemm.search.learners.knob_policy import HostPolicy, PolicyModel
+from cupygemm.search.learners.networks import cpu
+from cupygemm.search.learners.ppo import Learner, PpoOptions, Rollout, new_learner, rollout_of, update, with_networks
+from cupygemm.search.spaces.choices import Choices, Indices
 from cupygemm.search.strategies import StrategyContext
 
 

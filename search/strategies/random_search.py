@@ -9,7 +9,7 @@ import numpy as np
 
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Measurement
-from cupygemm.search.space import ENUMERABLE, SearchSpace
+from cupygemm.search.spaces.space import ENUMERABLE, SearchSpace
 from cupygemm.search.strategies import StrategyContext
 
 BATCH = 16

@@ -12,8 +12,8 @@ from cupygemm.config import KernelConfig
 from cupygemm.errors import LaunchError
 from cupygemm.kernels import driver
 from cupygemm.problem import Problem
-from cupygemm.search.counted import count
-from cupygemm.search.traffic import traffic
+from cupygemm.search.runners.counted import count
+from cupygemm.search.runners.traffic import traffic
 from tests.gpu.protocol import LARGE, SMALL
 
 pytestmark = pytest.mark.gpu

@@ -18,8 +18,8 @@ from cupygemm.kernels.kernel_plan import LoadedKernel
 from cupygemm.measurement import Status
 from cupygemm.measuring.timing import HEAT, THOROUGH
 from cupygemm.problem import Problem
-from cupygemm.search.gpu_jobs import GPU_JOBS
-from cupygemm.search.gpu_runner import GpuRunner
+from cupygemm.search.runners.gpu_jobs import GPU_JOBS
+from cupygemm.search.runners.gpu_runner import GpuRunner
 from tests.gpu.protocol import LARGE
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from cupygemm.kernels import driver
 from cupygemm.kernels.compiler import OPTIONS
 from cupygemm.kernels.kernel_source import cuda_sources
 from cupygemm.kernels.raster import Raster
-from cupygemm.search.traffic import tile_at
+from cupygemm.search.runners.traffic import tile_at
 from tests.gpu.protocol import LARGE
 
 pytestmark = pytest.mark.gpu

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from cupygemm.search.knob_policy import PolicyModel
-from cupygemm.search.networks import Networks
-from cupygemm.search.ppo import entropy
+from cupygemm.search.learners.knob_policy import PolicyModel
+from cupygemm.search.learners.networks import Networks
+from cupygemm.search.learners.ppo import entropy
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cupygemm.device import H200, DeviceSpec
 from cupygemm.legality import Violation, compiled_violation, launch_violations
 from cupygemm.names import CORE, LARGE, SMALL
 from cupygemm.problem import Problem
-from cupygemm.search.space import Knob, SearchSpace, completed
+from cupygemm.search.spaces.space import Knob, SearchSpace, completed
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from cupygemm import __version__
 from cupygemm.config import KernelConfig
 from cupygemm.errors import ConfigError
-from cupygemm.search.features import BEHIND, PROBLEM_FEATURES, features
-from cupygemm.search.networks import Networks, cpu
-from cupygemm.search.replay import ReplayRunner
+from cupygemm.search.learners.networks import Networks, cpu
+from cupygemm.search.policy.features import BEHIND, PROBLEM_FEATURES, features
+from cupygemm.search.policy.transfer import Batch, clone, create, draw, layers_of, log_probs, optimizer_state, update
+from cupygemm.search.policy.transfer_options import TrainingOptions
+from cupygemm.search.policy.weights import PolicyWeights, Standard
+from cupygemm.search.recordings.table import Table
 from cupygemm.search.rewards import RewardWeights
-from cupygemm.search.space import FIELD_NAMES
-from cupygemm.search.table import Table
-from cupygemm.search.transfer import Batch, clone, create, draw, layers_of, log_probs, optimizer_state, update
-from cupygemm.search.transfer_options import TrainingOptions
-from cupygemm.search.weights import PolicyWeights, Standard
+from cupygemm.search.runners.replay import ReplayRunner
+from cupygemm.search.spaces.space import FIELD_NAMES
 
 FIRST = (8, 32)
 """Lengths of a ranking whose best is told."""

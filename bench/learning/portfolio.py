@@ -14,7 +14,7 @@ from cupygemm.config import COMPILED_FIELDS, KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.problem import Problem
 from cupygemm.search.guesses import CLUSTERS
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.table import Table
 
 UNTRIED = 0.97
 """What the estimate of a kernel counts that was never measured anywhere."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.table import Table
 
 
 def expected_best(times_us: Sequence[float], count: int) -> float:

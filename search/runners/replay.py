@@ -8,8 +8,8 @@ from cupygemm.config import KernelConfig
 from cupygemm.errors import ProblemError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
-from cupygemm.search.table import Row, Table
-from cupygemm.search.traffic import with_l2
+from cupygemm.search.recordings.table import Row, Table
+from cupygemm.search.runners.traffic import with_l2
 
 
 class ReplayRunner:

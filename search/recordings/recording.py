@@ -15,9 +15,9 @@ from cupygemm.device import DeviceSpec
 from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.measuring.telemetry import Reading
 from cupygemm.problem import Problem
-from cupygemm.search.runner import Sweeping
-from cupygemm.search.subspace import SubSpace
-from cupygemm.search.table import Table
+from cupygemm.search.recordings.table import Table
+from cupygemm.search.runners.runner import Sweeping
+from cupygemm.search.spaces.subspace import SubSpace
 
 Known = Mapping[Problem, Mapping[KernelConfig, Measurement]]
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.learning.boosting import Boosting, boosted, together
 from cupygemm.choosing.estimate import Kernels, estimates
 from cupygemm.choosing.fitting import fitted
 from cupygemm.choosing.forecast import Forecast, wide_features
@@ -21,7 +22,6 @@ from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import FileError
 from cupygemm.problem import Problem
-from cupygemm.search.boosting import Boosting, boosted, together
 
 SURVEY = "cupygemm.survey/1"
 OWN, RATIO = Boosting(), Boosting(columns=0.3)

@@ -30,8 +30,8 @@ from cupygemm.measurement import Measurement, Record, Status
 from cupygemm.measuring import provenance
 from cupygemm.measuring.gpu_lock import take_gpu
 from cupygemm.problem import Problem
-from cupygemm.search.gpu_jobs import GPU_JOBS, Jobs, Outcome
-from cupygemm.search.traffic import with_l2
+from cupygemm.search.runners.gpu_jobs import GPU_JOBS, Jobs, Outcome
+from cupygemm.search.runners.traffic import with_l2
 
 COMPILE_DEADLINE_S = 120.0
 PREPARE_DEADLINE_S = 180.0

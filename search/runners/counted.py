@@ -23,7 +23,7 @@ from cupygemm.measurement import Measurement
 from cupygemm.measuring import verify
 from cupygemm.measuring.counters import DRAM_READ_BYTES, DRAM_WRITE_BYTES, L2_HIT_PCT, number, read_counters
 from cupygemm.problem import Problem
-from cupygemm.search.runner import Confirming, Runner
+from cupygemm.search.runners.runner import Confirming, Runner
 
 METRICS = (L2_HIT_PCT, DRAM_READ_BYTES, DRAM_WRITE_BYTES)
 

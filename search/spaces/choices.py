@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupygemm.config import KernelConfig
-from cupygemm.search.space import SearchSpace
+from cupygemm.search.spaces.space import SearchSpace
 
 Indices = tuple[int, ...]
 

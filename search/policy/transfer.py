@@ -27,10 +27,10 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from cupygemm.search.networks import MASKED, Mlp, Networks, Params
-from cupygemm.search.ppo import advantages, approximate_kl, entropy, policy_loss
-from cupygemm.search.transfer_options import RefitOptions, TrainingOptions
-from cupygemm.search.weights import PolicyWeights
+from cupygemm.search.learners.networks import MASKED, Mlp, Networks, Params
+from cupygemm.search.learners.ppo import advantages, approximate_kl, entropy, policy_loss
+from cupygemm.search.policy.transfer_options import RefitOptions, TrainingOptions
+from cupygemm.search.policy.weights import PolicyWeights
 
 
 class ScoreNet(nn.Module):

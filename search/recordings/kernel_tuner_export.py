@@ -23,7 +23,7 @@ from typing import Any
 from cupygemm.atomic import write_atomically
 from cupygemm.config import KernelConfig
 from cupygemm.measurement import Status
-from cupygemm.search.table import Row, Table
+from cupygemm.search.recordings.table import Row, Table
 
 KERNEL_NAME = "gemm_kernel"
 

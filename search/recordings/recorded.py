@@ -12,7 +12,7 @@ from cupygemm.epilogue import NONE
 from cupygemm.errors import FileError
 from cupygemm.names import TABLE_SUFFIX
 from cupygemm.problem import Problem
-from cupygemm.search.table import Table, read_head
+from cupygemm.search.recordings.table import Table, read_head
 
 
 class Recorded(NamedTuple):

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 
 from cupygemm.errors import ConfigError
-from cupygemm.search.knob_policy import PolicyModel
-from cupygemm.search.networks import Networks
+from cupygemm.search.learners.knob_policy import PolicyModel
+from cupygemm.search.learners.networks import Networks
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from cupygemm.device import DeviceSpec
 from cupygemm.errors import CupygemmError, FileError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
-from cupygemm.search.space import Knob, SearchSpace, completed
-from cupygemm.search.subspace import RESTRICTIONS, SubSpace
+from cupygemm.search.spaces.space import Knob, SearchSpace, completed
+from cupygemm.search.spaces.subspace import RESTRICTIONS, SubSpace
 
 SCHEMA = "cupygemm.table/1"
 MAX_BYTES = 256 * 1024 * 1024

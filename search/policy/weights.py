@@ -25,8 +25,8 @@ from cupygemm.atomic import write_atomically
 from cupygemm.config import KernelConfig
 from cupygemm.errors import CupygemmError, FileError
 from cupygemm.problem import Problem
-from cupygemm.search.features import BEHIND, FEATURES
-from cupygemm.search.space import FIELD_NAMES
+from cupygemm.search.policy.features import BEHIND, FEATURES
+from cupygemm.search.spaces.space import FIELD_NAMES
 
 SCHEMA = "cupygemm.policy/2"
 MAX_BYTES = 16 * 1024 * 1024

@@ -14,9 +14,9 @@ from cupygemm.device import H200
 from cupygemm.errors import BundleError
 from cupygemm.kernels.kernel_source import source_digest
 from cupygemm.measurement import Measurement, Record, Status
-from cupygemm.search import outcome
-from cupygemm.search.outcome import BundleFile
-from cupygemm.search.recorded import file_name
+from cupygemm.search import bundle_file
+from cupygemm.search.bundle_file import BundleFile
+from cupygemm.search.recordings.recorded import file_name
 from cupygemm.search.target import replay_target
 from tests.commands import PROBLEM, SMALL, events, failed
 
@@ -201,8 +201,8 @@ def test_a_result_that_cannot_be_saved_is_shown(run, tmp_path, monkeypatch):
 
 def test_a_lock_that_is_not_let_go_names_the_bundle(tmp_path, target, monkeypatch):
     path = tmp_path / "tuned.yaml"
-    monkeypatch.setattr(outcome, "LOCK_S", 0.05)
-    with outcome.FileLock(tmp_path / ".tuned.yaml.lock"), pytest.raises(OSError, match="lock") as caught:
+    monkeypatch.setattr(bundle_file, "LOCK_S", 0.05)
+    with bundle_file.FileLock(tmp_path / ".tuned.yaml.lock"), pytest.raises(OSError, match="lock") as caught:
         BundleFile(path, target).add(result(target, 40.0), SEARCH)
     assert caught.value.filename == str(path)
 

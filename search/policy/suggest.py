@@ -13,9 +13,9 @@ from cupygemm.config import KernelConfig
 from cupygemm.device import DeviceSpec
 from cupygemm.errors import FileError
 from cupygemm.problem import Problem
-from cupygemm.search.features import features
-from cupygemm.search.space import SearchSpace
-from cupygemm.search.weights import PolicyWeights, shipped_weights
+from cupygemm.search.policy.features import features
+from cupygemm.search.policy.weights import PolicyWeights, shipped_weights
+from cupygemm.search.spaces.space import SearchSpace
 
 
 class Guide:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from cupygemm.search.networks import MASKED, Mlp, Networks
+from cupygemm.search.learners.networks import MASKED, Mlp, Networks
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Recorded tables: how they are made, read, found, scored on, and written for other programs."""

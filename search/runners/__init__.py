@@ -1,0 +1,1 @@
+"""Who measures, or answers for one who did."""

@@ -79,7 +79,7 @@ class Exclusion:
     """A rule that keeps points of the knobs' product out of the table.
 
     Attributes:
-        rule: of `config.violation`, or of `subspace.RESTRICTIONS`.
+        rule: of `legality.violation`, or of `subspace.RESTRICTIONS`.
         reason: the rule's words for one of the points.
         points: how many this rule was the first to exclude.
     """
@@ -282,7 +282,7 @@ def _points(subspace: SubSpace, spec: KernelSpec, device: DeviceSpec) -> frozens
 
 
 def _named_restrictions(exclusions: Iterable[Exclusion]) -> list[Any]:
-    """The declared restrictions among the rules; the others are of `config.violation`."""
+    """The declared restrictions among the rules; the others are of `legality.violation`."""
     return [RESTRICTIONS[exclusion.rule] for exclusion in exclusions if exclusion.rule in RESTRICTIONS]
 
 

@@ -129,7 +129,7 @@ def _is_shallow_beside_copies(config: KernelConfig, spec: KernelSpec) -> bool:
     return config.stages * stage_bytes(config, spec) < (64 if config.cp_async_stages else 96) * 1024
 
 
-def _pairs_twice(config: KernelConfig, spec: KernelSpec) -> bool:
+def _is_doubly_clustered(config: KernelConfig, spec: KernelSpec) -> bool:
     return config.cluster_size > 2
 
 
@@ -203,10 +203,6 @@ def _is_tiny(config: KernelConfig, spec: KernelSpec) -> bool:
     return config.block_m * config.block_n < 128 * 64
 
 
-def _is_doubly_clustered(config: KernelConfig, spec: KernelSpec) -> bool:
-    return config.cluster_size > 2
-
-
 def _way_out_is_odd_of_large(config: KernelConfig, spec: KernelSpec) -> bool:
     tile, square = config.block_m * config.block_n, 128 * 128
     if config.ping_pong:
@@ -241,7 +237,7 @@ def _departures_at_launch(config: KernelConfig) -> set[str]:
 
 
 def _is_deepest(config: KernelConfig, spec: KernelSpec, stages: tuple[int, ...]) -> bool:
-    """Whether the next larger number of stages would not fit."""
+    """Whether the next larger number of stages would not fit: all Hopper GPUs have as much shared memory as an H200."""
     deeper = [more for more in stages if more > config.stages]
     return not deeper or shared_bytes(config.swapped(stages=deeper[0]), spec) > H200.shared_bytes
 
@@ -267,7 +263,7 @@ RESTRICTIONS = {
             "less than 96 KiB in flight does not cover the latency of memory, nor 64 where the first stages are copied",
             _is_shallow_beside_copies,
         ),
-        Restriction("cluster pairs", "clusters of four are left to the full space, for length", _pairs_twice),
+        Restriction("cluster pairs", "clusters of four are left to the full space, for length", _is_doubly_clustered),
         Restriction("idle registers", "the consumers' registers do not change with the producer's", _registers_idle),
         Restriction(
             "one departure",

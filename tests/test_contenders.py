@@ -117,6 +117,14 @@ def test_kernel_tuner_is_started_again_until_the_budget_is_spent(recorded: cases
 
 
 @pytest.mark.kernel_tuner
+def test_kernel_tuner_is_told_to_stop_where_it_asks_for_ever(
+    recorded: cases.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_tuner_runs, "ASKS", 3)
+    monkeypatch.setattr(kernel_tuner_runs, "STARTS", 4)
+    assert 0 < len(kernel_tuner_runs.run(recorded, "kernel_tuner:greedy_ils", 0, 60, tmp_path)) <= 12
+
+
 @pytest.mark.parametrize("name", ["pso", "dual_annealing", "genetic_algorithm"])
 def test_what_kernel_tuner_is_spared_changes_nothing_that_it_finds(
     name: str, recorded: cases.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

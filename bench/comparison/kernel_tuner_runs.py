@@ -3,7 +3,8 @@
 An evaluation is a different legal config that was measured, as for our strategies and as Kernel Tuner itself counts
 them: asking again is free, and so is an illegal config, which its cost function answers without running anything. Some
 strategies end before their budget does (a schedule that is over, a largest number of generations): they are started
-again, with another seed and all that was measured still free, until the budget is spent.
+again, with another seed and all that was measured still free, until the budget is spent. And some never end, where they
+have walked into a corner of fewer configs than their budget (`greedy_ils`): they are told to stop after `ASKS`.
 
 Version 1.5.0 takes a seed and does nothing with it: its strategies draw from the generators of `random` and NumPy that
 all programs share, and those are seeded here. `diff_evo` alone does not repeat: its first population is a sample of
@@ -34,6 +35,8 @@ PREFIX = "kernel_tuner:"
 """Before the name of a strategy."""
 STARTS = 20
 """Most starts of a run."""
+ASKS = 100_000
+"""Most asks of a start, of what was measured before too: a search of 500 different configs makes some thousands."""
 OTHER_START = 1000
 """Between the seeds of two starts of a run."""
 
@@ -65,7 +68,7 @@ def run(case: Case, name: str, seed: int, evaluations: int, work: Path) -> list[
 
 def _simulate(case: Case, path: Path, strategy: str, seed: int, evaluations: int) -> list[dict[str, Any]]:
     """What one start asked for, in order, repeats among it."""
-    with warnings.catch_warnings(), _seeded(seed), _without_waste(case):
+    with warnings.catch_warnings(), _seeded(seed), _without_waste(case), _ending():
         warnings.simplefilter("ignore")
         import kernel_tuner
 
@@ -83,6 +86,24 @@ def _simulate(case: Case, path: Path, strategy: str, seed: int, evaluations: int
             quiet=True,
         )
     return list(results)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Kernel Tuner with an end to asking again."""
+    from kernel_tuner.strategies.common import CostFunc
+    from kernel_tuner.util import StopCriterionReached
+
+    run_configs = CostFunc._run_configs
+
+    def answered(cost: CostFunc, *arguments: Any, **options: Any) -> list[dict[str, Any]]:
+        if len(cost.results) >= ASKS:
+            raise StopCriterionReached(f"asked {ASKS} times")
+        found: list[dict[str, Any]] = run_configs(cost, *arguments, **options)
+        return found
+
+    with patch.object(CostFunc, "_run_configs", answered):
+        yield
 
 
 @contextmanager

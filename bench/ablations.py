@@ -23,7 +23,6 @@ from typing import Any
 
 from rich.progress import track
 
-from bench.command import command_line
 from bench.compare import ONE_THREAD
 from bench.comparison import ablated, contenders, summary
 from bench.comparison.ablated import VARIANTS
@@ -31,6 +30,7 @@ from bench.comparison.cases import RECORDED, Source, load, sources
 from bench.comparison.contenders import Outcome, outcome_of
 from bench.comparison.progress import Key, Progress
 from bench.comparison.summary import Searches
+from bench.shared.command import command_line
 from cupygemm.errors import CupygemmError
 from cupygemm.measuring import provenance
 from cupygemm.measuring.results import write_report

@@ -18,12 +18,12 @@ from typing import Any
 
 import click
 
-from bench.command import Program, command_line
 from bench.grid import SEARCHED, SUITE, named
-from bench.relatives import distance
-from bench.rows import over_cublas
-from bench.steps import Steps
-from bench.timed_steps import Failures, keep, legal_steps, measured, problems_of, ready
+from bench.shared.command import Program, command_line
+from bench.shared.relatives import distance
+from bench.shared.rows import over_cublas
+from bench.shared.steps import Steps
+from bench.shared.timed_steps import Failures, keep, legal_steps, measured, problems_of, ready
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelConfig, KernelSpec

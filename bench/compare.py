@@ -33,11 +33,11 @@ from typing import Any, NamedTuple
 from rich.progress import MofNCompleteColumn
 from rich.progress import Progress as RichProgress
 
-from bench.command import command_line
 from bench.comparison import contenders, own, picture, policies, summary
 from bench.comparison.cases import RECORDED, Source, load, sources
 from bench.comparison.contenders import Outcome
 from bench.comparison.progress import Key, Progress
+from bench.shared.command import command_line
 from cupygemm.errors import CupygemmError
 from cupygemm.measuring import provenance
 from cupygemm.measuring.results import COMPARISON_SCHEMA, write_results

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from bench.command import Program, command_line
+from bench.shared.command import Program, command_line
 from cupygemm.kernels import driver
 from cupygemm.measuring import provenance
 from cupygemm.measuring.results import write_report

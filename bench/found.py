@@ -3,7 +3,7 @@
     python -m bench.found 2048x2048x4096 --budget 300 --seeds 3 -o bench/results/found.json
 
 Each seed is a `cupygemm tune` of its own, with its default strategy and nothing compiled before. The best known are the
-steps of bench/steps.py and the best of the problem's recorded table. A row's step says whose config it is, and of one
+steps of shared/steps.py and the best of the problem's recorded table. A row's step says whose config it is, and of one
 that was found how long that took. cuBLAS and the best cublasLt algorithm take their turns as everywhere.
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 
 import click
 
-from bench.command import Program, command_line
-from bench.rows import over_cublas
-from bench.steps import STEPS, Steps, best_of_table
-from bench.timed_steps import Failures, legal_steps, measured, ready
+from bench.shared.command import Program, command_line
+from bench.shared.rows import over_cublas
+from bench.shared.steps import STEPS, Steps, best_of_table
+from bench.shared.timed_steps import Failures, legal_steps, measured, ready
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.commands.options import problem_argument
 from cupygemm.kernels import driver

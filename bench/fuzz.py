@@ -29,7 +29,7 @@ from typing import Any
 import click
 
 import cupygemm
-from bench.command import Program, command_line
+from bench.shared.command import Program, command_line
 from cupygemm.atomic import write_atomically
 from cupygemm.kernels import driver
 from cupygemm.measuring import provenance

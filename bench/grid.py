@@ -3,7 +3,7 @@
     python -m bench.grid --survey bench/results/survey.jsonl -o bench/results/grid_sample.json --bundle tuned.yaml
 
 First come 36 configs by turns: what a survey found best for the problems most like it, suggestions of the policy that
-ships, what bench/steps.py names for such problems, guesses, also as kernels that begin sooner, and some of these with
+ships, what shared/steps.py names for such problems, guesses, also as kernels that begin sooner, and some of these with
 A and B swapped. Then, twice, come 14 neighbours of the two that are fastest so far, a step in one knob away: by turns
 the same kernel told otherwise, and another kernel. The three that are fastest in a short run are measured with the
 baselines as everything that is reported is, and the best of them gets the row. docs/grid.md has what came of it.
@@ -27,11 +27,11 @@ from typing import Any
 
 import click
 
-from bench.command import Program, command_line
-from bench.relatives import Best, bests, relatives
-from bench.rows import over_cublas
-from bench.steps import Steps, proven
-from bench.timed_steps import Failures, fastest, keep, legal, measured, problems_of, ready
+from bench.shared.command import Program, command_line
+from bench.shared.relatives import Best, bests, relatives
+from bench.shared.rows import over_cublas
+from bench.shared.steps import Steps, proven
+from bench.shared.timed_steps import Failures, fastest, keep, legal, measured, problems_of, ready
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200

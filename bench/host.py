@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 import cupygemm
-from bench.command import Program, command_line
+from bench.shared.command import Program, command_line
 from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import BundleError
 from cupygemm.kernels import driver

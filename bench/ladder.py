@@ -2,7 +2,7 @@
 
     python -m bench.ladder headline squares -o bench/results/ladder.json --bundle tuned.yaml
 
-docs/ladder.md and docs/small.md say what each step of bench/steps.py was expected to do; beside them stands the best
+docs/ladder.md and docs/small.md say what each step of shared/steps.py was expected to do; beside them stands the best
 config of a problem's recorded table. The fastest step of a problem goes into the bundle: by turns, or with --sustained
 by the geometric mean of both ways of measuring.
 """
@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 
-from bench.command import Program, command_line
-from bench.rows import over_cublas
-from bench.steps import STEPS, steps_of
-from bench.timed_steps import Failures, keep, legal_steps, measured, problems_of, ready
+from bench.shared.command import Program, command_line
+from bench.shared.rows import over_cublas
+from bench.shared.steps import STEPS, steps_of
+from bench.shared.timed_steps import Failures, keep, legal_steps, measured, problems_of, ready
 from cupygemm.config import KernelSpec
 from cupygemm.kernels.ahead import compile_ahead
 from cupygemm.measuring import provenance
@@ -49,7 +49,7 @@ def main(
     commit: str | None,
     output: Path,
 ) -> None:
-    """Measures the steps of suites, by default of all that have steps (bench/steps.py)."""
+    """Measures the steps of suites, by default of all that have steps (bench/shared/steps.py)."""
     if dependent and bundle_path is not None:
         raise click.UsageError("--dependent with --bundle: what cuBLAS is compared with waits for the kernel before it")
     wanted = set(problems_of(suites or STEPS, shapes, dtype))

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bench.command import Program, command_line
+from bench.shared.command import Program, command_line
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.errors import BundleError, VerificationError

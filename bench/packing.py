@@ -20,8 +20,8 @@ from typing import Any
 import click
 import numpy as np
 
-from bench.command import Program, command_line
-from bench.packing_cases import CASES, Case, draw, problem_of
+from bench.shared.command import Program, command_line
+from bench.shared.packing_cases import CASES, Case, draw, problem_of
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.choosing.defaults import default_config
 from cupygemm.config import KernelConfig, KernelSpec

@@ -4,8 +4,8 @@
 
 What the shipped bundle has for several problems is in it. Each further kernel is the one that adds most to what the
 best of those before come to on: the recorded tables, by their times; the problems of the shipped bundle, whose best
-config is known, and shapes to learn from (bench/shapes.py), by the estimate. It needs no GPU, and the same files always
-give the same choice.
+config is known, and shapes to learn from (shared/shapes.py), by the estimate. It needs no GPU, and the same files
+always give the same choice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import click
 import numpy as np
 
-from bench.command import Program, command_line
 from bench.learning.portfolio import choose, compiled, estimated_scores, kernels, recorded_scores, untried_kernels
-from bench.shapes import posed, training
+from bench.shared.command import Program, command_line
+from bench.shared.shapes import posed, training
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200

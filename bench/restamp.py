@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from bench.command import Program
+from bench.shared.command import Program
 from bench.ship import SHIPPED
 from cupygemm.atomic import write_atomically
 from cupygemm.bundles.bundle import Bundle, Entry

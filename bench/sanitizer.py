@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from bench.command import Program, command_line
+from bench.shared.command import Program, command_line
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import VerificationError
 from cupygemm.kernels import driver

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from bench.command import Program
+from bench.shared.command import Program
 from cupygemm.atomic import write_atomically
 from cupygemm.bundles.bundle import Bundle, Entry, SearchInfo, merged_all, new_bundle
 from cupygemm.bundles.bundle_check import findings

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import click
 
-from bench.command import Program, command_line
 from bench.learning.forecasting import learn, outcomes, read_survey, rows_of, summary
 from bench.portfolio import read_kernels
-from bench.shapes import LEARNT_PROJECTIONS
+from bench.shared.command import Program, command_line
+from bench.shared.shapes import LEARNT_PROJECTIONS
 from cupygemm.choosing.forecast import LEAST, MARGIN
 from cupygemm.measuring import provenance
 from cupygemm.problem import Problem

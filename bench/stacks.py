@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 import cupygemm
-from bench.command import Program, command_line
+from bench.shared.command import Program, command_line
 from cupygemm.errors import VerificationError
 from cupygemm.kernels import driver
 from cupygemm.kernels.operands import Operands

@@ -22,10 +22,10 @@ from typing import Any
 
 import click
 
-from bench.command import Program, command_line
 from bench.portfolio import read_kernels
-from bench.shapes import posed, training
-from bench.survey_jobs import SURVEY_JOBS
+from bench.shared.command import Program, command_line
+from bench.shared.shapes import posed, training
+from bench.shared.survey_jobs import SURVEY_JOBS
 from cupygemm.choosing.estimate import estimated_us
 from cupygemm.choosing.fitting import fitted
 from cupygemm.config import KernelConfig, KernelSpec

@@ -18,7 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
-from bench.command import Program, command_line
+from bench.shared.command import Program, command_line
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.errors import BundleError

@@ -5,7 +5,7 @@
 One family of problems at a time is left out whole, a policy is trained on the others, and its suggestions for what was
 left out are looked up in the tables: beside those of a policy that only imitates, of the estimate, of both by turns,
 the best configs of the nearest problems of other families, and what NVIDIA's heuristics name, where their package is
-installed (bench/heuristics.py). Then strategies search from the policy's suggestions.
+installed (bench/shared/heuristics.py). Then strategies search from the policy's suggestions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from rich.progress import track
 
-from bench.command import command_line
-from bench.heuristics import GPUS, Heuristics, Suggestion, nearest, unavailable, version
+from bench.shared.command import command_line
+from bench.shared.heuristics import GPUS, Heuristics, Suggestion, nearest, unavailable, version
 from cupygemm.choosing.estimate import estimated_us
 from cupygemm.config import KernelConfig
 from cupygemm.measuring import provenance

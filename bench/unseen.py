@@ -22,11 +22,11 @@ from typing import Any
 
 import click
 
-from bench import shapes
-from bench.command import Program, command_line
-from bench.rows import over_cublas
-from bench.survey_jobs import CONTIGUOUS, closed, without_gaps
-from bench.survey_jobs import effort as survey_effort
+from bench.shared import shapes
+from bench.shared.command import Program, command_line
+from bench.shared.rows import over_cublas
+from bench.shared.survey_jobs import CONTIGUOUS, closed, without_gaps
+from bench.shared.survey_jobs import effort as survey_effort
 from cupygemm.choosing.choice import Choice
 from cupygemm.choosing.dispatch import Dispatcher
 from cupygemm.config import KernelConfig, KernelSpec

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.command import Program, command_line
+from bench.shared.command import Program, command_line
 from cupygemm.errors import LaunchError
 
 BENCH = Path(__file__).parent.parent / "bench"

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from bench import best_known
 from bench.grid import named
-from bench.steps import TURNS
+from bench.shared.steps import TURNS
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelConfig
@@ -92,7 +92,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
         monkeypatch.setattr(
             "bench.best_known.provenance.collect", lambda *given: {"commit": "abc", "date": "2026-12-01"}
         )
-        monkeypatch.setattr("bench.timed_steps.driver.device_spec", lambda device: H200)
+        monkeypatch.setattr("bench.shared.timed_steps.driver.device_spec", lambda device: H200)
         output = tmp_path / "best_known.json"
         done = CliRunner().invoke(best_known.main, ["--only", "512x512x512", *arguments, "-o", str(output)])
         assert not done.exception, done.exception

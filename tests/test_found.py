@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import found
-from bench.steps import BEST_OF_TABLE, STEPS
+from bench.shared.steps import BEST_OF_TABLE, STEPS
 from cupygemm.cli import main as cupygemm
 from cupygemm.problem import Problem
 from cupygemm.search.recordings.recorded import find_table

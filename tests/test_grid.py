@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bench import grid
-from bench.relatives import Best, bests, relatives
-from bench.steps import SQUARE, TURNS, proven
-from bench.timed_steps import fastest, legal
+from bench.shared.relatives import Best, bests, relatives
+from bench.shared.steps import SQUARE, TURNS, proven
+from bench.shared.timed_steps import fastest, legal
 from cupygemm.bundles.bundle import Bundle, Entry
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.config import KernelConfig, KernelSpec
@@ -176,7 +176,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
         }.items():
             monkeypatch.setattr(grid, name, value)
         monkeypatch.setattr(grid.provenance, "collect", lambda *given: {"commit": "abc", "date": "2026-11-30"})
-        monkeypatch.setattr("bench.timed_steps.driver.device_spec", lambda device: H200)
+        monkeypatch.setattr("bench.shared.timed_steps.driver.device_spec", lambda device: H200)
         output = tmp_path / "grid.json"
         result = CliRunner().invoke(grid.main, [*arguments, "-o", str(output)])
         assert not result.exception or isinstance(result.exception, SystemExit), result.exception

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from bench import heuristics
-from bench.heuristics import Heuristics, Suggestion, nearest, unavailable
+from bench.shared import heuristics
+from bench.shared.heuristics import Heuristics, Suggestion, nearest, unavailable
 from cupygemm.config import KernelConfig
 from cupygemm.device import H200
 from cupygemm.errors import ConfigError

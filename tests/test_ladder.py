@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from bench import ladder
-from bench.steps import BEST_OF_TABLE, STEPS, best_of_table, steps_of
-from bench.timed_steps import legal_steps
+from bench.shared.steps import BEST_OF_TABLE, STEPS, best_of_table, steps_of
+from bench.shared.timed_steps import legal_steps
 from cupygemm.config import KernelSpec
 from cupygemm.device import H200
 from cupygemm.errors import FileError

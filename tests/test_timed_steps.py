@@ -1,4 +1,4 @@
-"""bench/timed_steps.py on a fake GPU: what is timed, what fails, and what a bundle gets."""
+"""bench/shared/timed_steps.py on a fake GPU: what is timed, what fails, and what a bundle gets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench import timed_steps
-from bench.timed_steps import Failures, fastest, keep, legal, measured, ready
+from bench.shared import timed_steps
+from bench.shared.timed_steps import Failures, fastest, keep, legal, measured, ready
 from cupygemm.bundles.bundle import Bundle
 from cupygemm.config import KernelConfig
 from cupygemm.errors import CompileError, LaunchError, VerificationError

@@ -1,4 +1,4 @@
-"""bench/shapes.py, bench/survey.py and bench/unseen.py on a fake GPU: which shapes, what is timed, what is written."""
+"""shared/shapes.py, survey.py and unseen.py of bench/ on a fake GPU: which shapes, what is timed, what is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bench import shapes, survey, survey_jobs, unseen
+from bench import survey, unseen
+from bench.shared import shapes, survey_jobs
 from cupygemm.bundles.in_force import shipped_bundle
 from cupygemm.choosing.choice import Choice
 from cupygemm.choosing.dispatch import Dispatcher

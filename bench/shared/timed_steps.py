@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from bench.steps import Steps
+from bench.shared.steps import Steps
 from cupygemm.bundles.bundle import Bundle, BundleDevice, Entry, Measured, SearchInfo, new_bundle
 from cupygemm.config import KernelConfig, KernelSpec
 from cupygemm.device import H200

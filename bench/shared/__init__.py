@@ -1,0 +1,1 @@
+"""What several programs of bench/ share, and what runs in their child processes."""

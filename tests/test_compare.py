@@ -21,6 +21,8 @@ from cupygemm.reports.comparison_report import _level
 from cupygemm.reports.report import render
 from tests.cache_files import cache_file, first_of, two_files
 
+ROOT = Path(__file__).parent.parent
+
 
 @pytest.fixture(autouse=True)
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -238,3 +240,9 @@ def test_a_strategy_that_was_not_run_on_all_tables_is_left_out(
     with pytest.raises(SystemExit):
         run(tmp_path, "--tables", str(tables), "--strategies", "local", "--processes", "0")
     assert "left out: local" in capsys.readouterr().err
+
+
+def test_the_published_comparison_is_of_the_tables_of_the_package() -> None:
+    published = json.loads((ROOT / "bench" / "results" / "compare.json").read_text(encoding="utf-8"))
+    tables = {each["name"]: each["digest"] for each in published["groups"][0]["tables"]}
+    assert tables == {str(cases.load(source).problem): source.digest for source in cases.sources()}

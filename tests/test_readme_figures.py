@@ -55,12 +55,15 @@ def layer(epilogue: str) -> float:
 
 
 def ahead_from_nothing() -> list[str]:
-    """How many of Kernel Tuner's strategies end above all of ours that begin with nothing, and how many it has."""
+    """How many of Kernel Tuner's strategies are above all of ours that begin with nothing after 150 evaluations, how
+    many it has, and how many are after 500."""
     strategies = recorded("compare")["groups"][0]["strategies"].values()
-    last = str(max(recorded("compare")["budgets"]))
-    ours = max(each["score"][last] for each in strategies if each["package"] == "cupygemm" and not each["seeded"])
-    theirs = [each["score"][last] for each in strategies if each["package"] == "kernel_tuner"]
-    return [str(sum(score > ours for score in theirs)), str(len(theirs))]
+    theirs = [each["score"] for each in strategies if each["package"] == "kernel_tuner"]
+    ours = [each["score"] for each in strategies if each["package"] == "cupygemm" and not each["seeded"]]
+    ahead = {
+        budget: sum(score[budget] > max(each[budget] for each in ours) for score in theirs) for budget in ("150", "500")
+    }
+    return [str(ahead["150"]), str(len(theirs)), str(ahead["500"])]
 
 
 def table_row(mode: str, *names: str) -> list[str]:
@@ -125,7 +128,10 @@ NTHS = {15: "fifteenth", 16: "sixteenth", 17: "seventeenth", 18: "eighteenth", 1
             "`hybrid+` scores #, # and #, and plain local search with the same start #, # and #",
             [*scores(1, "hybrid+"), *scores(1, "local+")],
         ),
-        ("From nothing # of Kernel Tuner's # strategies end ahead of ours", ahead_from_nothing()),
+        (
+            "From nothing # of Kernel Tuner's # strategies are ahead of ours after 150 evaluations, and # after 500",
+            ahead_from_nothing(),
+        ),
         (
             "take a # to a # of the time of `cupy.matmul`",
             [NTHS[round(end(of_stacks("cupy.matmul")))] for end in (min, max)],

@@ -37,7 +37,7 @@ from cupygemm.names import LARGE, ROTATED, SMALL
 from cupygemm.problem import Problem
 from cupygemm.search.recordings.recorded import recorded_tables
 from cupygemm.search.recordings.table import Table
-from cupygemm.search.spaces.subspace import SUBSPACES
+from cupygemm.search.spaces.declared import SUBSPACES
 
 SUITES_SHOWN = tuple(suite for suite in SEARCHED if suite not in (SUITE, "layouts", "tokens"))
 RECORDED_SPEC = KernelSpec.of(Problem(1024, 1024, 1024))

@@ -16,8 +16,8 @@ from cupygemm.errors import FileError
 from cupygemm.reports import blocks
 from cupygemm.search.recordings.recorded import recorded_tables
 from cupygemm.search.recordings.table import Table
+from cupygemm.search.spaces.declared import RESTRICTIONS
 from cupygemm.search.spaces.space import FIELD_NAMES
-from cupygemm.search.spaces.subspace import RESTRICTIONS
 from cupygemm.text import count
 
 BLOCK = "knob_value"

@@ -27,8 +27,9 @@ from cupygemm.runtime import api
 from cupygemm.search.policy.weights import PolicyWeights
 from cupygemm.search.recordings.recorded import file_name
 from cupygemm.search.recordings.table import Table
+from cupygemm.search.spaces.declared import RESTRICTIONS, SUBSPACES
 from cupygemm.search.spaces.space import Knob, completed
-from cupygemm.search.spaces.subspace import RESTRICTIONS, SUBSPACES, SubSpace
+from cupygemm.search.spaces.subspace import SubSpace
 from tests.commands import PROBLEM, SMALL
 from tests.fake_gpu import FakeGpu
 from tests.gate import Gate

@@ -15,7 +15,7 @@ from cupygemm.problem import Problem
 from cupygemm.reports import blocks
 from cupygemm.search import knob_value
 from cupygemm.search.recordings.recorded import file_name
-from cupygemm.search.spaces.subspace import RESTRICTIONS
+from cupygemm.search.spaces.declared import RESTRICTIONS
 
 RENDERERS = {"results": str.upper, "help": lambda name: f"{name}?"}
 

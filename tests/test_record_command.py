@@ -17,7 +17,7 @@ from cupygemm.measurement import Record
 from cupygemm.names import LARGE
 from cupygemm.search.recordings.recorded import find_table
 from cupygemm.search.runners.replay import ReplayRunner
-from cupygemm.search.spaces.subspace import SUBSPACES
+from cupygemm.search.spaces.declared import SUBSPACES
 from cupygemm.search.store import TrialStore
 from tests.commands import PROBLEM, SMALL, events, failed
 

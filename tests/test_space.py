@@ -17,8 +17,9 @@ from cupygemm.legality import illegal_reason
 from cupygemm.measuring.suites import SUITES
 from cupygemm.names import LARGE, SMALL
 from cupygemm.problem import Problem
+from cupygemm.search.spaces.declared import RESTRICTIONS, SUBSPACES
 from cupygemm.search.spaces.space import FIELD_NAMES, FULL_KNOBS, Knob, SearchSpace
-from cupygemm.search.spaces.subspace import RESTRICTIONS, SUBSPACES, SubSpace
+from cupygemm.search.spaces.subspace import SubSpace
 
 PROBLEM = Problem(2048, 2048, 4096)
 TUNED = ("headline", "squares", "short_k", "ragged", "small", "splitk", "skinny")

@@ -20,7 +20,7 @@ from cupygemm.search.recordings.recorded import file_name
 from cupygemm.search.recordings.recording import Recording, record, tables_of
 from cupygemm.search.recordings.table import Table
 from cupygemm.search.runners.gpu_runner import GpuRunner
-from cupygemm.search.spaces.subspace import SUBSPACES
+from cupygemm.search.spaces.declared import SUBSPACES
 from cupygemm.search.store import TrialStore, default_store
 
 

@@ -25,8 +25,9 @@ from cupygemm.device import DeviceSpec
 from cupygemm.errors import CupygemmError, FileError
 from cupygemm.measurement import Measurement, Status
 from cupygemm.problem import Problem
+from cupygemm.search.spaces.declared import RESTRICTIONS
 from cupygemm.search.spaces.space import Knob, SearchSpace, completed
-from cupygemm.search.spaces.subspace import RESTRICTIONS, SubSpace
+from cupygemm.search.spaces.subspace import SubSpace
 
 SCHEMA = "cupygemm.table/1"
 MAX_BYTES = 256 * 1024 * 1024
@@ -79,7 +80,7 @@ class Exclusion:
     """A rule that keeps points of the knobs' product out of the table.
 
     Attributes:
-        rule: of `legality.violation`, or of `subspace.RESTRICTIONS`.
+        rule: of `legality.violation`, or of `declared.RESTRICTIONS`.
         reason: the rule's words for one of the points.
         points: how many this rule was the first to exclude.
     """

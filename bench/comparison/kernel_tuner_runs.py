@@ -36,7 +36,8 @@ PREFIX = "kernel_tuner:"
 STARTS = 20
 """Most starts of a run."""
 ASKS = 100_000
-"""Most asks of a start, of what was measured before too: a search of 500 different configs makes some thousands."""
+"""Most asks of a start, of what was measured before too. Of searches of 500 different configs those of `greedy_ils`
+that end by themselves make up to 97,000, others some thousands."""
 OTHER_START = 1000
 """Between the seeds of two starts of a run."""
 
